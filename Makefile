@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 PACKAGES := $(VENV)/.packages
 STAMP  := $(VENV)/.installed
 CURRENT := $(shell sed -n 's/^version: //p' charts/ddpjob-operator/Chart.yaml)
@@ -16,7 +17,7 @@ IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docker, no data
+demo: $(RUNTIME) ## train a job of two nodes on this machine: no cluster, no Docker, no data
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
 test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too; then what each layer took
@@ -157,16 +158,26 @@ release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dry-ru
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) $(FRAMEWORKS) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
 
-# torch first and by itself, so that no other package's range decides which build comes. A pip that is
-# as old as Python's own needs twice the CPU time to choose the rest.
-$(PACKAGES): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
+# torch first and by itself, so that no other package's range decides which build comes.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
-	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
-	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip || :
+	@echo "Setting up $(VENV): torch, then $(1)."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+endef
+
+# What a job on this machine needs.
+$(RUNTIME): operator/pyproject.toml trainer/pyproject.toml
+	$(call environment,what runs a job here; a minute or two the first time)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[local]' -e trainer
 	@touch $@
+
+# A pip that is as old as Python's own needs twice the CPU time to choose all of these.
+$(PACKAGES): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
+	$(call environment,the rest; a few minutes the first time)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip || :
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@touch $(RUNTIME) $@
 
 # A quarter of the modules are ever imported. Those are compiled, once for all the processes of a job
 # and of the tests.

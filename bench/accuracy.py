@@ -10,7 +10,8 @@ hymenoptera  with and without the weights, 3 seeds
 
 Each run is the trainer's own command on two processes of this machine with one thread each. cifar10
 also runs on one process with two threads, at the same global batch size. Arguments after `--` are
-added to the trainer's flags. Prints a table. Writes every run to build/accuracy/<experiment>.json.
+added to the trainer's flags. Prints the mean and the range of each score. Writes every run to
+build/accuracy/<experiment>.json.
 """
 
 import argparse
@@ -32,12 +33,12 @@ TORCHRUN = [
 # Runs of each variant.
 SEEDS = {"mnist": 5, "cifar10": 5, "hymenoptera": 3}
 
-# A launcher, and the flags that distinguish a variant from the others.
+# A launcher, and the variant's own flags.
 Variant = tuple[list[str], list[str]]
 
 
 def variants(experiment: str, weights: Path | None) -> dict[str, Variant]:
-    """Return the variants that an experiment compares, by name."""
+    """Return the variants of an experiment, by name."""
     one_thread = ["--threads", "1"]
     if experiment == "mnist":
         return {arm: (TORCHRUN, ["--arm", arm, *one_thread]) for arm in ("ddp", "native")}
@@ -102,7 +103,7 @@ def main() -> None:
     options, more = parse_options()
     experiment = options.experiment
 
-    # The variants take turns, so that all run under the same conditions.
+    # The variants take turns, so all run under the same conditions.
     runs: dict[str, list[dict[str, float]]] = {}
     for seed in range(options.seeds or SEEDS[experiment]):
         for name, (launcher, flags) in variants(experiment, options.weights).items():

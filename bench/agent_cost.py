@@ -3,7 +3,8 @@
     python -m bench.agent_cost --trials 5
 
 Two ranks add small tensors with gloo and print a line for every hundred steps, once under torchrun
-alone and once under the agent, in turns. The ratio is that of the medians. It needs Linux.
+alone and once under the agent, in turns. The printed ratio compares the medians. The script
+needs Linux.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def run_agent(folder: Path) -> tuple[float, float, float]:
         [*words, str(folder / "train.py")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert agent.stdout
-    # The first line says that the attempt begins.
+    # The agent prints its first line at the start of the attempt.
     log = agent.stdout.readline().decode()
     start = time.monotonic() - began
     memory = 0.0

@@ -3,10 +3,10 @@
     python bench/checkpoints.py
     python bench/checkpoints.py --megabytes 341 --device cuda --disk /scratch
 
-Each measurement runs in new processes: a model of `--megabytes` of weights, with AdamW, whose state
-is twice as large. Prints how much the peak memory of a rank grows while it saves and restores
-(VmHWM of proc(5)), how long `save` keeps the training waiting, the first time and later, and after
-how many seconds a later checkpoint is complete.
+Each measurement runs in new processes: a model with `--megabytes` of weights, and AdamW. AdamW's
+state is twice as large. Prints how much the peak memory of a rank grows during saves and a restore
+(VmHWM of proc(5)), how long `save` blocks the training, the first time and later, and how many
+seconds a later checkpoint takes until it is complete.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from ddp_trainer.ranks.group import process_group
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.run.progress import peak_memory_mib
 
-# Saves that are measured after the first one, which also imports, allocates and checks.
+# Measured saves after the first one. The first also imports, allocates and checks.
 SAVES = 5
 
 # Rows and columns of each layer.
@@ -89,7 +89,7 @@ class Dcp:
 
 KINDS = {"ours": Ours, "dcp": Dcp}
 
-# What is measured: a name, the number of ranks, and flags.
+# The measured cases: a name, the number of ranks, and flags.
 CASES = (
     ("one rank", 1, ()),
     ("two ranks, not sharded", 2, ()),
@@ -106,10 +106,10 @@ MEMORY = ("save", "restore")
 
 
 class Peak:
-    """How much the peak memory of this process grows from now on, in MiB."""
+    """The growth of this process's peak memory from now on, in MiB."""
 
     def __init__(self) -> None:
-        # The peak is set to what is resident now.
+        # Reset the peak to the current resident memory.
         Path("/proc/self/clear_refs").write_text("5")
         self._before = peak_memory_mib()
 
@@ -118,7 +118,7 @@ class Peak:
 
 
 def make(options: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and an optimizer whose state is not there yet."""
+    """Return a model, and an optimizer still without state."""
     layers = max(1, round(options.megabytes * 2**20 / (4 * WIDTH * WIDTH)))
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
     model.to(options.device)

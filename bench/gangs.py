@@ -2,7 +2,7 @@
 
     python bench/gangs.py                          # two minutes
     python bench/gangs.py --cases 1x200 --runs 5
-    python bench/gangs.py --qps 500                # a scheduler that may write more
+    python bench/gangs.py --qps 500                # a scheduler with a higher rate limit
 
 A case is `JOBSxNODES`. The API server and the scheduler are those of Kubernetes, as in
 tests/apiserver, with 60 nodes without kubelets. Each run has every case in both ways, one after the

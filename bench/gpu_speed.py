@@ -3,10 +3,10 @@
     torchrun --standalone --nproc-per-node gpu bench/gpu_speed.py
     torchrun --standalone --nproc-per-node 2 bench/gpu_speed.py --device cpu --image-size 32
 
-Trains on random images. Compares DDP with a plain loop in which each rank trains by itself, once
-with PyTorch's defaults and once with bf16, channels_last and a fused optimizer. Each of these three
-is also added alone. With one GPU, DDP has a group of one rank over NCCL. Prints a table in
-markdown, and what this machine cannot show. The second command only tries the script.
+Trains on random images. Compares DDP with a plain loop, once with PyTorch's defaults and once with
+bf16, channels_last and a fused optimizer. In the plain loop each rank trains by itself. Each of the
+three options is also added to it alone. With one GPU, DDP has a group of one rank over NCCL. Prints
+a table in markdown, and what this machine cannot show. The second command only tries the script.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from ddp_trainer.ranks.group import process_group
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads.shared.models import resnet50
 
-# Turns before the first one that counts.
+# Turns before the first measured one.
 DROPPED = 2
 
-# The least share of the plain loop's speed that DDP is meant to reach.
+# The target of DDP: its least share of the plain loop's speed.
 TARGET = 0.98
 
 
@@ -103,7 +103,7 @@ def measure(runtime: Runtime, options: argparse.Namespace) -> dict[str, list[flo
     for turn in range(DROPPED + options.turns):
         images = torch.randn(options.batch_size, 3, size, size, device=runtime.device)
         labels = torch.randint(0, 1000, (options.batch_size,), device=runtime.device)
-        # The order changes from turn to turn, so that no variant always follows the same one.
+        # The order changes from turn to turn, so no variant always follows the same one.
         names = list(trainers) if turn % 2 else list(reversed(trainers))
         for name in names:
             took = trainers[name].take_turn(images, labels, options.steps)
@@ -113,7 +113,10 @@ def measure(runtime: Runtime, options: argparse.Namespace) -> dict[str, list[flo
 
 
 def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
-    """Yield a table in markdown: medians, and their ratio to the first. `images` is of a step."""
+    """Yield a table in markdown: medians, and their ratio to the first.
+
+    `images` is the number of images per step.
+    """
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     first = medians[PLAIN]
     yield "| | ms a step | images/s | times the first | fastest to slowest turn, ms |"

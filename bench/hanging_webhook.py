@@ -5,13 +5,12 @@
 
 A case is `KIND:NAMESPACESxJOBS`: requests of one kind (creates of pods, statuses, deletions of
 pods) hang for so many jobs in each of so many namespaces, from the same moment on. Meanwhile a
-healthy job of two nodes is created every 0.7 s in a namespace to which the webhook does not apply.
-It is suspended as soon as its pods exist. The API server is that of tests/apiserver, without
-kubelets. Each case also runs without the webhook: so many jobs at the same moment delay each other
-on any machine.
+healthy job of two nodes is created every 0.7 s in a namespace exempt from the webhook. It is
+suspended as soon as its pods exist. The API server is as in tests/apiserver, without kubelets. Each
+case also runs without the webhook: so many jobs at the same moment delay each other on any machine.
 
-Prints how long it takes from the request of the user until the pods of a healthy job exist (start),
-and until they are gone (stop): the median and the longest, without the webhook and with it.
+Prints the seconds from the user's request until the pods of a healthy job exist (start), and until
+they are gone (stop): the median and the longest, without the webhook and with it.
 """
 
 import argparse
@@ -59,7 +58,7 @@ LABEL = {"webhook": "hangs"}
 INTERVAL = 0.7
 LOOK = 0.05
 
-# Seconds after which a healthy job has failed to start or to stop.
+# The longest counted time of a healthy job's start or stop, in seconds.
 TOO_LONG = 90.0
 
 
@@ -158,7 +157,7 @@ def create_job(server: ApiServer, namespace: str, name: str) -> None:
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    """Return the port of a server that accepts connections and never answers."""
+    """Yield the port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         yield server.getsockname()[1]
 

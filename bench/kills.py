@@ -4,8 +4,8 @@
     python -m bench.kills --goodput --every 30 --minutes 10     # a pod at fixed times, in one job
 
 The first command compares the weights of every job with those of an undisturbed one: they must have
-the same bits. The values of `recovery` take turns. The second prints what the time of the job went
-to. Both need Docker and kind; the cluster is that of the tests, and is deleted at the end unless
+the same bits. The values of `recovery` take turns. The second prints how the job's time was spent.
+Both need Docker and kind. They use the tests' cluster, and delete it at the end unless
 KEEP_CLUSTER=1 is set.
 """
 
@@ -26,17 +26,17 @@ from tests.cluster.training import JOB, assert_same_weights, signal_workers, sta
 
 MODES = ("InPlace", "Recreate")
 
-# Kills in one job, and the longest pause between two, in seconds. It is short enough that some
-# kills hit a restart.
+# Kills in one job, and the longest pause between two, in seconds. The pause is short, so some kills
+# hit a restart.
 KILLS, PAUSE = 10, 8.0
 
-# Epochs of a job that lasts longer than most kills.
+# Epochs of a job long enough for most of its kills.
 LONG = 80
 
-# Epochs of a job that lasts longer than the run of `--goodput`.
+# Epochs of a job too long to end during `--goodput`.
 ENDLESS = 100_000
 
-# A back-off would hide what is measured.
+# Restart at once: a back-off would be part of the lost time.
 POLICY = {"maxRestarts": 1000, "maxDisruptions": 1000, "windowSeconds": 1}
 
 

@@ -3,12 +3,13 @@
     python bench/operator_memory.py
     python bench/operator_memory.py --jobs 100 --pods 0 --megabytes 1
 
-Half of the jobs run and half are complete. Each has `--pods` pods in the state that a kubelet would
-report. With `--megabytes` each job carries an environment variable of that size, all in one
-namespace. The API server is that of tests/apiserver: etcd and kube-apiserver on this machine.
+Half of the jobs run and half are complete. Each has `--pods` pods, with statuses as from a kubelet.
+With `--pods 0` the jobs have no status either. With `--megabytes` each job has environment
+variables of this size in all, and all jobs are in one namespace. The API server is as in
+tests/apiserver: etcd and kube-apiserver on this machine.
 
 Prints the time until the operator is ready, and its resident memory: the highest until then, and
-the highest during the LISTs of the next minutes. 1 MB is 10^6 bytes.
+after the LISTs of the next minutes the current and the highest value. 1 MB is 10^6 bytes.
 """
 
 import argparse
@@ -39,10 +40,10 @@ from play import Operator, end  # noqa: E402
 NAMESPACES = 20
 THREADS = 8
 
-# Seconds for which the operator is observed once it is ready: two LISTs and a rest.
+# Seconds of observation after the operator is ready: two LISTs and a rest.
 OBSERVED = 150
 
-# What a pod's container reports.
+# The state of a pod's container.
 CONTAINER = {"name": "trainer", "image": "i", "imageID": "", "restartCount": 0, "ready": True}
 BEGUN = {**CONTAINER, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 OVER = {
@@ -57,11 +58,11 @@ ENDED = {"phase": "Succeeded", "containerStatuses": [OVER]}
 
 @dataclass(frozen=True)
 class Filler:
-    """Creates jobs with the status and the pods that they would have.
+    """Creates jobs with pods and statuses, as written by an operator and kubelets.
 
     - `pods`: of each job. `megabytes`: the size of its spec.
-    - `statuses`: those of the pods, from one job to the next in turn.
-    - `namespaces`: how many there are, from bench-0 on.
+    - `statuses`: of the pods, one status for each job in turn.
+    - `namespaces`: their number, from bench-0 on.
     """
 
     server: ApiServer
@@ -98,7 +99,7 @@ class Filler:
             self._run(made, path, self.statuses[number % len(self.statuses)])
 
     def _run(self, made: dict[str, Any], path: str, reported: dict[str, Any]) -> None:
-        """Write the statuses that the operator and the kubelets would write."""
+        """Create the job's pods, and write the statuses of the operator and the kubelets."""
         now = datetime.now(UTC)
         job = Job.from_dict(made)
         begun = Job.from_dict({**made, "status": decide(observe(job, ()), now).status.to_dict()})

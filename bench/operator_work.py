@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/operator_work.py
 
-Each row is the median of some repetitions. The longest turn is the time for which a scrape lets
-other work wait.
+Each row is the median of some repetitions; only the scrape runs once. A scrape works in turns, so
+other work waits at most for the longest one.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ REPETITIONS = 5
 STATUSES = 300
 ENVIRONMENT = [{"name": f"NAME_{number}", "value": "x" * 50} for number in range(20)]
 
-# What a process that was killed may leave as the tail of its log.
+# A possible end of a killed process's log.
 TAIL = "epoch 1, step 200, loss 0.1234, 812 images a second\n" * 80
 
 
@@ -134,7 +134,7 @@ def news_of_a_node() -> Iterator[tuple[str, str]]:
 
 
 class EchoWriter(Writer):
-    """Answers each status write at once, as an API server does that changes nothing else."""
+    """Answers each status write at once. Apart from the status, only the version changes."""
 
     def __init__(self, manifest: dict[str, Any]) -> None:
         self.manifest = manifest
@@ -165,7 +165,7 @@ async def do_nothing(*_: object) -> None:
 
 
 async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -> None:
-    """Carry out plans that each write a status, with all that is done beside the request."""
+    """Carry out plans with one status write each, and all the work beside the request."""
     cache = Cache()
     cache.jobs.see(manifest)
     key = key_of_job(manifest)
@@ -176,7 +176,7 @@ async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -
         creator=idle,
         deleter=idle,
         reporter=idle,
-        # Each look is later than PROGRESS_INTERVAL after the last one.
+        # Two readings of the clock are more than PROGRESS_INTERVAL apart.
         clock=itertools.count(step=10).__next__,
         metrics=Metrics(cache, ()),
         now=wall_time,

@@ -5,7 +5,7 @@
 
 The pods of the pending jobs find no room in the cluster. Half of the trials run while a scheduler
 repeats its verdict on these pods, PER_SECOND in a second: each is news of a job. The healthy job is
-in another namespace. The API server is that of tests/apiserver: etcd and kube-apiserver on this
+in another namespace. The API server is as in tests/apiserver: etcd and kube-apiserver on this
 machine.
 """
 
@@ -35,7 +35,7 @@ PER_SECOND = 20
 
 
 def no_room(message: str) -> dict[str, Any]:
-    """Return the status of a pod that no node has room for."""
+    """Return the status of an unschedulable pod."""
     verdict = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     return {"phase": "Pending", "conditions": [{**verdict, "message": message}]}
 
@@ -63,7 +63,7 @@ def busy_scheduler(server: ApiServer, jobs: int) -> Iterator[None]:
 
 
 def seconds_until_pods(cluster: Cluster, name: str) -> float:
-    """Create a job, and return after how many seconds its pods exist."""
+    """Create a job, and return the seconds until its pods exist."""
     began = time.monotonic()
     cluster.create_job(name, NODES)
     wait_for(lambda: len(cluster.pods(name)) == NODES, 120)

@@ -3,10 +3,10 @@
     python -m bench.recovery --trials 10
 
 The job has two pods on two nodes, and trains with gloo. Its script prints the time of every step. A
-recovery is the time from the kill to the first step that every rank makes after its new start. All
-variants run in turns, so that they are compared in one run. One of them is torchrun by hand, in a
-StatefulSet. It needs Docker and kind; the cluster is that of the tests, and is deleted at the end
-unless KEEP_CLUSTER=1 is set.
+recovery is the time from the kill until every newly started rank has made a step. The variants take
+turns, for a comparison within one run. One of them is torchrun by hand, in a StatefulSet. The
+script needs Docker and kind. It uses the tests' cluster, and deletes the cluster at the end unless
+KEEP_CLUSTER=1 is set.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tests.cluster.namespace import Namespace
 
 NAME = "steps"
 
-# The longest wait for a recovery, in seconds. What takes longer counts as infinite.
+# The longest wait for a recovery, in seconds. A longer one counts as infinite.
 LIMIT = 90
 
 SCRIPT = """
@@ -47,14 +47,14 @@ for step in range(20000):
 
 
 def ddpjob(**spec: Any) -> list[Object]:
-    # A back-off would hide what is measured.
+    # Restart at once: a back-off would be part of the measured time.
     policy = {"maxRestarts": 100, "windowSeconds": 1}
     spec = {"recovery": "InPlace", **spec}
     return list(script_job(NAME, SCRIPT, failurePolicy=policy, **spec))
 
 
 def stateful_set() -> list[Object]:
-    """Return a gang that torchrun alone keeps running: every pod and every worker is restarted."""
+    """Return a gang kept running by torchrun alone: every pod and every worker is restarted."""
     scripts, job = script_job(NAME, SCRIPT)
     labels = {"app": NAME}
     flags = [
@@ -113,7 +113,7 @@ VARIANTS: dict[str, Callable[[], list[Object]]] = {
 
 
 def kill_rank(namespace: Namespace) -> None:
-    """Kill the process that trains, whose number is in its output."""
+    """Kill the training process of pod 1. Its output contains its process id."""
     pod = pod_of(namespace, 1)
     process = entries_of(namespace, pod)[-1]["pid"]
     namespace.python(pod, f"import os; os.kill({process}, {signal.SIGKILL:d})")
@@ -132,7 +132,7 @@ LOSSES: dict[str, Callable[[Namespace], None]] = {
 
 
 def pods(namespace: Namespace) -> list[str]:
-    """Return the pods that have not ended and are not being deleted."""
+    """Return the unfinished pods, without those being deleted."""
     found = namespace.cluster.read.pods(namespace.name, "")
     ended = ("Succeeded", "Failed")
     return [
@@ -148,7 +148,7 @@ def pod_of(namespace: Namespace, index: int) -> str:
 
 
 def first_steps(namespace: Namespace, since: float) -> dict[int, float]:
-    """Return the time of the first step of each rank whose process has begun since then."""
+    """Return the time of each rank's first step, in processes begun after `since`."""
     firsts: dict[int, float] = {}
     for pod in pods(namespace):
         for entry in entries_of(namespace, pod):
@@ -166,7 +166,7 @@ def entries_of(namespace: Namespace, pod: str) -> list[Object]:
 
 
 def wait_for_steps(namespace: Namespace, since: float) -> float:
-    """Return how many seconds later the last rank of a new attempt has made its first step."""
+    """Return the seconds from `since` until both newly started ranks have made a step."""
 
     def look() -> float | None:
         steps = first_steps(namespace, since)
@@ -176,7 +176,7 @@ def wait_for_steps(namespace: Namespace, since: float) -> float:
 
 
 def measure(cluster: Cluster, variant: str) -> dict[str, float]:
-    """Run one job through all losses. Return seconds by what was lost, and of the start."""
+    """Run one job through all losses. Return the seconds of the start and of each recovery."""
     namespace = Namespace(cluster, f"recovery-{uuid.uuid4().hex[:6]}")
     found: dict[str, float] = {}
     try:

@@ -9,11 +9,11 @@ small     small nets: plain DDP, and the effect of each optimisation of the trai
 tutorial  CIFAR-10: the loop of the tutorials (bench/tutorial_loop.py), and ours
 
 Two processes with one thread each train on random data (`tutorial` on real data). The time of a
-turn is that of the slower rank. Results are medians over the turns. The first variant is measured
+turn is the slower rank's. Results are medians over the turns. The first variant is measured
 twice under two names. The difference between the two is noise, so smaller differences mean nothing.
 
 Equal processes differ too, by the position of their memory. So the turns are spread over several
-starts. Settings that cannot change within a process are measured in another pair of processes,
+starts. Some settings are fixed for a whole process. They are measured in another pair of processes,
 started in turns. There, too, one variant is measured twice.
 
 Prints a table in markdown. Writes every turn to build/training-speed/<experiment>.json.
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
-# Turns before the first one that counts.
+# Turns before the first measured one.
 DROPPED = 3
 
 # Starts of each part of an experiment.
@@ -64,7 +64,7 @@ Turns = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Trainer:
-    """A variant that is ready to train: its step, optimizer, memory layout and scheduling."""
+    """A variant ready for training: its step, optimizer, memory layout and scheduling."""
 
     step: Step
     optimizer: torch.optim.Optimizer
@@ -95,7 +95,7 @@ def measure(case: Case, variants: Mapping[str, Variant], turns: int, runtime: Ru
     for turn in range(DROPPED + turns):
         inputs = torch.randn(case.batch_size, *case.shape, generator=generator)
         labels = torch.randint(0, 10, (case.batch_size,), generator=generator)
-        # The order changes from turn to turn, so that no variant always follows the same one.
+        # The order changes from turn to turn, so no variant always follows the same one.
         names = list(variants)
         if turn % 2 == 0:
             names.reverse()
@@ -254,7 +254,7 @@ def compare_with_tutorial(data: Path, runs: int, more: list[str]) -> None:
 def run_epoch(program: list[str]) -> dict[str, float]:
     """Run a program on two ranks and return figures of its epoch.
 
-    `steps` is the seconds of its steps, `data` the part of them that waits for data, and `loss`
+    `steps` is the seconds of its steps, `data` the part of them spent waiting for data, and `loss`
     the mean loss of the last fifth of the steps.
     """
     done = subprocess.run(
@@ -297,7 +297,7 @@ def main() -> None:
     )
     parser.add_argument("experiment", choices=["scaling", "small", "tutorial"])
     parser.add_argument("--turns", type=int, default=15, help="turns per variant (default 15)")
-    # For the ranks that this script starts.
+    # For the ranks started by this script.
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help="CIFAR-10's folder, for tutorial")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The networks, variants and experiments that bench/training_speed.py measures."""
+"""The networks, variants and experiments of bench/training_speed.py."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +69,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """The module that a step calls, the context it runs in, and a call after each backward pass."""
+    """A step's module, the context around its passes, and a call after each backward pass."""
 
     module: nn.Module
     context: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -82,7 +82,7 @@ def plain(model: nn.Module, _: Runtime) -> Step:
 
 
 def with_bucket_view(model: nn.Module, _: Runtime) -> Step:
-    """Use plain DDP with gradients that are views of the buckets."""
+    """Use plain DDP with gradients as views of the buckets."""
     return Step(DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
@@ -92,7 +92,7 @@ def ours(model: nn.Module, runtime: Runtime) -> Step:
 
 
 def static_graph(model: nn.Module, runtime: Runtime) -> Step:
-    """Use ours with DDP's promise that the graph never changes."""
+    """Use ours, and promise DDP an unchanging graph."""
     return Step(runtime.wrap(model, static_graph=True))
 
 
@@ -102,7 +102,7 @@ def small_buckets(model: nn.Module, runtime: Runtime) -> Step:
 
 
 def fp16_hook(model: nn.Module, runtime: Runtime) -> Step:
-    """Use ours with PyTorch's hook that sends gradients as fp16: half the bytes, less exact.
+    """Use ours with PyTorch's hook for sending gradients as fp16: half the bytes, less exact.
 
     The hook for bf16 needs NCCL.
     """
@@ -113,7 +113,7 @@ def fp16_hook(model: nn.Module, runtime: Runtime) -> Step:
 
 
 def no_sync(model: nn.Module, runtime: Runtime) -> Step:
-    """Use ours without any communication: the upper limit of what can be gained."""
+    """Use ours without any communication: the upper limit of any gain."""
     ddp = runtime.wrap(model)
     assert isinstance(ddp, DistributedDataParallel)
     return Step(ddp, context=ddp.no_sync)
@@ -175,7 +175,7 @@ SCALING = {
 
 @dataclass(frozen=True)
 class Part:
-    """Variants that take turns in one pair of processes.
+    """Variants measured in turns by one pair of processes.
 
     Settings of malloc apply to a whole process, so they cannot differ between variants of a part.
     """

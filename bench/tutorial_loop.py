@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 bench/tutorial_loop.py --data FOLDER
 
-Pillow transforms one image at a time. There are a DataLoader, a DistributedSampler, DDP, and
+Pillow transforms one image at a time. The loop uses a DataLoader, a DistributedSampler and DDP, and
 nothing else. FOLDER has image folders {train,test}/<class>/*. Prints one JSON line in the form of
 the trainer's last event.
 """
@@ -44,7 +44,7 @@ class Photographs(Dataset):
             for path in sorted((folder / name).iterdir()):
                 files.append((path, number))
 
-        # With a limit, images at even distances, so that all classes are among them.
+        # With a limit, choose images at even distances, to include all classes.
         chosen = np.linspace(0, len(files) - 1, limit or len(files)).astype(int)
         self.files = [files[index] for index in chosen]
         self.augment = augment

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition, as the declarations of spec and status give it.
+"""Build the CustomResourceDefinition from the declarations of spec and status.
 
-pydantic's own JSON schema has `$ref` and `anyOf`, which a structural schema must not have. So this
-walks the declarations itself.
+pydantic's own JSON schema has `$ref` and `anyOf`, but a structural schema must not have them. So
+this module walks the declarations itself.
 """
 
 import inspect
@@ -53,7 +53,7 @@ COLUMNS = (
     ("Image", "string", ".spec.image", True),
 )
 
-# What the API server reports for a change that is not allowed.
+# The API server's message for a forbidden change.
 REFUSALS = {
     Change.NEVER: "is immutable; delete the job and create it again",
     Change.SUSPENDED: "can be changed only while spec.suspend is true",
@@ -165,7 +165,7 @@ def spec_schema() -> Schema:
 
 
 def _below(schema: Schema, path: str) -> Schema:
-    """Return the schema at a path, which has no lists."""
+    """Return the schema at a path. The path has no lists."""
     for name in filter(None, path.split(".")):
         schema = schema["properties"][name]
     return schema
@@ -286,7 +286,7 @@ def _shape(shape: Any) -> Any:
 
 
 def _changes(schema: Schema) -> Iterator[Schema]:
-    """Yield the rules that refuse changes of fields, in the order of the fields."""
+    """Yield the rules against changes of fields, in the order of the fields."""
     for group in GROUPS:
         for name, info in fields_of(group).items():
             change = facts_of(info).change
@@ -315,7 +315,7 @@ def _change(
 
 
 def _has(path: str) -> str:
-    """Return the expression that a field and the objects above it are set."""
+    """Return an expression: true if a field and all objects above it are set."""
     root, *parts = path.split(".")
     paths = [".".join([root, *parts[: length + 1]]) for length in range(len(parts))]
     return " && ".join(f"has({one})" for one in paths)

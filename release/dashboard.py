@@ -1,6 +1,6 @@
 """Write the Grafana dashboard of the chart: `python release/dashboard.py`.
 
-The panels are the tables below. The SDK knows Grafana's format, whose JSON nobody should edit.
+The panels are the tables below. The SDK writes Grafana's JSON. Edit the tables, not the JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ COUNT, SECONDS, PART, PER_SECOND = "short", "s", "percentunit", "cps"
 COLUMNS = 24
 HEIGHT = 8
 
-# The jobs that a person has chosen at the top of the dashboard.
+# The jobs chosen at the top of the dashboard.
 CHOSEN = '{namespace=~"$namespace", ddpjob=~"$ddpjob"}'
 BY_JOB = "namespace, ddpjob"
 JOB = "{{namespace}}/{{ddpjob}}"
@@ -271,7 +271,7 @@ def build() -> str:
 
 
 def choice(name: str, query: str) -> dashboard.QueryVariable:
-    """Return a variable with the values that the metrics have. Several may be chosen, or all."""
+    """Return a variable with the values found in the metrics. Several may be chosen, or all."""
     return (
         dashboard.QueryVariable(name)
         .datasource(source())
@@ -296,7 +296,7 @@ def built(panel: Panel, width: int, height: int) -> stat.Panel | timeseries.Pane
     for name, query in zip("ABCDEFGH", queries(panel), strict=False):
         target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
         if isinstance(panel, Number):
-            # A series that has ended must not show its last value.
+            # An ended series must not show its last value.
             target.instant()
         made.with_target(target.ref_id(name).datasource(source()))
     return made

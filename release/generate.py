@@ -1,7 +1,8 @@
-"""Write what follows from other files: `make generate`, or `python release/generate.py [FILE…]`.
+"""Write the generated files: `make generate`, or `python release/generate.py [FILE…]`.
 
-A part of a file stands between two comments. The first one names the part, which is one of PARTS.
-Other files are written as a whole. `tests/unit/test_generated.py` compares the files with this.
+A generated part of a file is between two comments. The first comment has the name of the part, as
+in PARTS. Other files are written as a whole. `tests/unit/test_generated.py` compares the files with
+the results of this module.
 """
 
 import re
@@ -74,7 +75,7 @@ def table_of_status() -> Iterator[str]:
 
 
 def _described(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the description of each field, without those that Kubernetes declares."""
+    """Yield the path and the description of each field, except those declared by Kubernetes."""
     for name, field in fields.items():
         yield prefix + name, field["description"]
         if name in (parts.OPERATOR, "conditions"):
@@ -130,7 +131,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
 
 
 def _with_parts(path: str) -> str:
-    """Return the text of a file with its parts as they should be."""
+    """Return the text of a file with its generated parts up to date."""
     parts = dict(PARTS[path])
 
     def written(found: re.Match[str]) -> str:
@@ -146,7 +147,7 @@ def _with_parts(path: str) -> str:
 
 
 def _example(workload: str) -> str:
-    """Return the manifest that `ddpjob init` prints for a workload."""
+    """Return the manifest printed by `ddpjob init` for a workload."""
     name = profiles.DEFAULT
     gpus = workloads()[workload]["gpusPerProcess"]
     return manifest(workload, nodes=resolve_nodes(name, None), accelerator=name, gpus=gpus)

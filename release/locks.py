@@ -2,8 +2,9 @@
 
     make locks
 
-Each distribution has `requirements.lock`, for what its image runs, and `build.lock`, for what
-builds its wheel. torch is in none: its build depends on the index, and the images name its version.
+Each distribution has `requirements.lock`, for the packages of its image, and `build.lock`, for the
+build of its wheel. torch is in neither: its build depends on the index, and the images name its
+version.
 """
 
 import re
@@ -18,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # The Python of the images. Markers of other versions would give other packages.
 PYTHON = (3, 11)
 
-# Each distribution with the extras that its image has.
+# Each distribution with the extras in its image.
 DISTRIBUTIONS = {"operator": ("controller",), "trainer": ("tensorboard",)}
 
 RUN, BUILD = "requirements.lock", "build.lock"
 
 
 def locks() -> Iterator[tuple[Path, Sequence[str]]]:
-    """Yield the path of each lock, and the requirements that it fixes."""
+    """Yield the path of each lock, and the requirements to be locked."""
     for distribution, extras in DISTRIBUTIONS.items():
         folder = ROOT / distribution
         data = tomllib.loads((folder / "pyproject.toml").read_text())

@@ -1,4 +1,4 @@
-"""What programs and pages have of the declared fields: the client's types, and a table."""
+"""Generate the client's types and a table of fields from the declared fields."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from ddpjob.core.api.declare import (
 from ddpjob.core.api.pod_fields import POD_TEMPLATE, pod_field_names
 from ddpjob.core.api.spec import GROUPS
 
-# The fields that follow from a script and its arguments.
+# The fields decided by a script and its arguments.
 OF_SCRIPT = ("args", "code")
 
 HEADER = '''\

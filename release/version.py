@@ -1,4 +1,4 @@
-"""Show or set the version of the project, in all the places that have it.
+"""Show or set the version of the project, in all its places.
 
 python release/version.py            # print it
 python release/version.py 1.2.3      # set it, and date the changelog's section
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CHART = "charts/ddpjob-operator/Chart.yaml"
 
-# Files with the version, and a pattern around it. The first is the place from which it is read.
+# Files with the version, and a pattern around it. The version is read from the first one.
 PLACES = (
     (CHART, r"(?m)^(appVersion: )(\S+)$"),
     (CHART, r"(?m)^(version: )(\S+)$"),
@@ -30,7 +30,7 @@ UNRELEASED = re.compile(r"(?m)^## \[(\S+)\] - Unreleased$")
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Yield each place that has the version, and what it has."""
+    """Yield each file with the version, and the version in it."""
     for path, pattern in PLACES:
         for found in re.finditer(pattern, (ROOT / path).read_text()):
             yield path, found[2]

@@ -1,7 +1,7 @@
 """The workers of `make test`, the signals of the tests, and the folder of real data.
 
 `make test` has four workers on two cores, because the cluster tests mostly wait. Plain `pytest`
-runs all tests in one process, which `-s` and `--pdb` need.
+runs all tests in one process, as needed for `-s` and `--pdb`.
 
 DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the folder mnist
 """
@@ -32,13 +32,13 @@ REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[2] / "sh
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """Return the folder of the data sets, which may not exist."""
+    """Return the folder of the data sets. It may not exist."""
     return REAL_DATA
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[..., Path]:
-    """Return a function that copies a data set, or unpacks members of its archive.
+    """Return a function to copy a data set, or to unpack members of its archive.
 
     If the data set is not found, it skips the test, with CI=true too.
     """
@@ -78,9 +78,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the tests. In the process that prints, also add their costs up."""
+    """Measure the tests. In the printing process, also add their costs up."""
     config.pluginmanager.register(costs.Meter())
-    # The workers, which start later, inherit it.
+    # The workers start later and inherit it.
     scheduling.run_name()
     if not is_worker(config):
         config.pluginmanager.register(costs.Table())
@@ -89,9 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import and collect without a search for garbage, which would take half of the time.
+    """Import and collect without a search for garbage: it would take half of the time.
 
-    Later searches, and those of forks, need not look at what has been collected.
+    Later searches, also in forks, need not look at the collected objects.
     """
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Measure the wall and CPU time of each test, and print a table of the layers at the end of a run.
 
-The CPU time is that of pytest and of what it has started. What the Docker engine runs, such as the
-nodes of the cluster, is the rest of what the machine has used.
+The CPU time includes pytest and the processes started by it. The rest of the machine's CPU time is
+that of the Docker engine's programs, such as the nodes of the cluster.
 """
 
 import os
@@ -21,7 +21,7 @@ SLOWEST = 10
 ROOT = Path(__file__).parents[1]
 EACH = ROOT / "build" / "test-costs.tsv"
 
-# pytest-xdist carries a report's attributes to the process that prints.
+# pytest-xdist carries a report's attributes to the printing process.
 ATTRIBUTE = "costs"
 
 
@@ -38,7 +38,7 @@ def cpu_seconds() -> float:
 
 
 def children() -> list[int]:
-    """Return the processes that this one has started and not waited for, on Linux."""
+    """Return the child processes not yet waited for, on Linux."""
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -47,7 +47,7 @@ def children() -> list[int]:
 
 
 def busy_seconds() -> float:
-    """Return the CPU time that the machine has used since it was started."""
+    """Return the CPU time used by the machine since its start."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
@@ -67,7 +67,7 @@ class Cost:
 
 
 class Meter:
-    """Measure the phases of each test in the process that runs it."""
+    """Measure the phases of each test in its process."""
 
     def __init__(self) -> None:
         self._before = (time.monotonic(), cpu_seconds())
@@ -81,7 +81,7 @@ class Meter:
         report = yield
         now = (time.monotonic(), cpu_seconds())
         wall, cpu = (after - before for after, before in zip(now, self._before, strict=True))
-        # The CPU time of a process that nothing has waited for is lost when it ends.
+        # If nothing has waited for a process, its CPU time is lost at its end.
         setattr(report, ATTRIBUTE, [wall, max(0.0, cpu)])
         self._before = now
         return report

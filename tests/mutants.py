@@ -1,4 +1,4 @@
-"""Test the unit tests of the decisions with cosmic-ray: small wrong changes that they must notice.
+"""Test the unit tests of the decisions with cosmic-ray: they must notice small wrong changes.
 
 `make mutants` runs this in a copy of the tree, because cosmic-ray changes the files.
 """
@@ -35,7 +35,7 @@ def test_changes() -> None:
 
 
 def results() -> tuple[int, list[str]]:
-    """Return the number of tested changes, and those that no test noticed."""
+    """Return the number of tested changes, and the unnoticed ones."""
     tested = 0
     survivors = []
     with use_db(SESSION, WorkDB.Mode.open) as session:

@@ -13,9 +13,9 @@ import pytest
 
 CLUSTER = "tests/cluster/"
 
-# Groups of tests that stay in one worker, by the beginnings of their names.
+# Groups of tests for one worker, by the beginnings of their names.
 GROUPS = {
-    # Tests that disturb the nodes or the operator, and those that would notice it.
+    # Tests disturbing the nodes or the operator, and the affected tests.
     "cluster, disturbed": (
         f"{CLUSTER}test_dead_node.py",
         f"{CLUSTER}test_upgrade.py",
@@ -35,8 +35,8 @@ GROUPS = {
 # together.
 SINGLE_TESTS = (CLUSTER, "tests/wiring/")
 
-# The order in which workers take groups, files and tests, by the beginnings of their names. What
-# takes longest begins. The first tests on the cluster have it alone, so the others come later.
+# The order in which workers take groups, files and tests, by the beginnings of their names. The
+# longest begin. The first tests on the cluster have it alone, so the others come later.
 ORDER = (
     "cluster, disturbed",
     "API server",
@@ -55,7 +55,7 @@ ORDER = (
     f"{CLUSTER}test_user_images.py",
     "tests/trainer/",
     "tests/agent/",
-    # It looks at a job that has waited since the cluster was made.
+    # It looks at a job waiting since the cluster was made.
     f"{CLUSTER}test_waiting.py",
     "tests/wiring/",
 )
@@ -70,7 +70,7 @@ def group_of(nodeid: str) -> str:
 
 
 def place_of(item: pytest.Item) -> tuple[int, bool]:
-    """Return the sort key of a test. Tests that have the cluster alone begin their group."""
+    """Return the sort key of a test. Tests alone on the cluster begin their group."""
     shares = item.get_closest_marker("alone") is None
     group = group_of(item.nodeid)
     places = [place for place, start in enumerate(ORDER) if group.startswith(start)]
@@ -78,14 +78,14 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
 
 
 def run_name() -> str:
-    """Return a name of this run of pytest, which its workers inherit."""
+    """Return a name of this run of pytest. Its workers inherit it."""
     return os.environ.setdefault("DDP_TEST_RUN", uuid.uuid4().hex)
 
 
 class ClusterEnd:
-    """Delete the cluster in the background after its last test, so that its nodes use no CPU time.
+    """Delete the cluster in the background after its last test, so its nodes use no CPU time.
 
-    Only the process that has the workers, or the only process, has it.
+    Only the process with the workers, or the only process, has it.
     """
 
     def __init__(self) -> None:

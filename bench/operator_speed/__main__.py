@@ -65,14 +65,14 @@ def arguments() -> argparse.Namespace:
 def measure_cluster(
     cluster: Cluster, chosen: argparse.Namespace, say: Callable[[str], None]
 ) -> str:
-    """Measure a cluster that is up, write --out and return the text of the report."""
+    """Measure a running cluster, write --out and return the text of the report."""
     cluster.make_namespace(NAMESPACE)
     client = Client(cluster.access())
     operator = OperatorProcess(client, *cluster.operator_process())
     in_node = {**cluster.process_ids(PROGRAMS), "operator": operator.pid}
     clock = CpuClock(in_node, {"kwok": cluster.kwok_pid})
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as creator:
-        # The process is started, and its modules are imported, before any clock runs.
+        # Start the process, with its imports, before any clock runs.
         creator.submit(os.getpid).result()
         bench = Bench(cluster.access(), client, operator, clock, creator)
         # A kept cluster may hold the objects of an interrupted call.

@@ -1,7 +1,8 @@
 """Count the requests to the API server and tell the controllers' own from others.
 
-The API server counts requests in its metric apiserver_request_total, which does not name the
-caller. Callers are told apart by the resources that only the creator of the pods touches.
+The API server counts requests in its metric apiserver_request_total. The metric does not name the
+caller, so callers are told apart by resource: some resources are used only by the creator of the
+pods.
 """
 
 import re
@@ -13,7 +14,7 @@ from ddpjob.core.api import names
 
 from .client import Client
 
-# Verb, group, resource, subresource: the labels of the metric that tell callers apart.
+# The metric's labels for telling callers apart: verb, group, resource and subresource.
 Call = tuple[str, str, str, str]
 
 METRIC = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)$", re.MULTILINE)
@@ -22,9 +23,10 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 READS = ("GET", "LIST")
 
-# Group, resource and subresource of what only the creator of the pods touches while they come up,
-# except events about pods. Bindings are the scheduler's. The subresource pods/status is kwok's.
-# Endpoints and their slices are written by Kubernetes for the Service.
+# Group, resource and subresource of objects used only by the creator of the pods while they start.
+# Events are an exception: those about pods come from others, see measure.py. Bindings are the
+# scheduler's. The subresource pods/status is kwok's. Endpoints and their slices are written by
+# Kubernetes for the Service.
 MADE_BY_CONTROLLERS = {
     ("", "pods", ""),
     ("", "services", ""),
@@ -35,8 +37,8 @@ MADE_BY_CONTROLLERS = {
     ("batch", "jobs", "status"),
 }
 
-# The API server lists Services every few minutes, for the addresses that it gave out. Events are
-# read by people only.
+# The API server itself lists Services every few minutes, to check their addresses. No controller
+# reads events.
 NOT_BY_CONTROLLERS = {
     ("LIST", "", "services", ""),
     ("GET", "", "events", ""),
@@ -76,7 +78,7 @@ def calls_by_controllers(calls: Mapping[Call, float]) -> dict[str, float]:
 def wait_until_quiet(client: Client, seconds: float = 120) -> Counter[Call]:
     """Wait until nothing but Leases and node states is written for two seconds.
 
-    Returns the counts of that moment. Raises RuntimeError after `seconds`.
+    Returns the counts after these two seconds. Raises RuntimeError after `seconds`.
     """
     deadline = time.monotonic() + seconds
     before = count_calls(client)

@@ -1,4 +1,4 @@
-"""The three cases that are compared, and the objects that a client creates in each."""
+"""The three cases of the comparison, with the objects to create in each."""
 
 import argparse
 import json
@@ -55,7 +55,7 @@ class Shape:
 def objects_of(
     case: str, shape: Shape, labels: Mapping[str, str] = MappingProxyType({})
 ) -> list[bytes]:
-    """Return what the client creates in this case, each as JSON. Each has the `labels`."""
+    """Return the objects to create in this case, each as JSON and with the `labels`."""
     bodies: list[Object] = []
     for name in _job_names(shape):
         if case == OURS:
@@ -74,10 +74,10 @@ def _job_names(shape: Shape) -> Iterator[str]:
 
 
 def manifest(name: str, nodes: int) -> Object:
-    """Return the DDPJob of every case: a plain trainer that requests one core."""
+    """Return the DDPJob of every case: a plain trainer with a request for one core."""
     spec = {
         "nodes": nodes,
-        # `recovery.py` measures how long the pods that stay wait for their assignment.
+        # After a loss the other pods stay. `recovery.py` measures their wait for an assignment.
         "recovery": "InPlace",
         "image": "registry.invalid/trainer:1",
         "args": ["train.py", "--epochs", "1"],
@@ -90,10 +90,10 @@ def manifest(name: str, nodes: int) -> Object:
 
 
 def rendered_pods(name: str, nodes: int) -> list[Object]:
-    """Return the pods that the operator would create, without owner and without its label.
+    """Return the operator's pods, without their owner and with another label for their job.
 
-    With that label the operator would receive the events of these pods, and its work would slow
-    down the cases that it has no part in.
+    With the original label, the operator would receive the events of these pods. Its work would
+    slow down the cases without DDPJobs.
     """
     job = manifest(name, nodes)
     job["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"

@@ -1,4 +1,4 @@
-"""A plain client of the API server, which costs as little CPU time as possible."""
+"""A plain client of the API server. It uses as little CPU time as possible."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-# The API server closes connections that are idle for long. An older one is opened again.
+# The API server closes idle connections. One unused for longer than this is opened again.
 REOPEN_AFTER_SECONDS = 30
 
 
@@ -38,7 +38,7 @@ class Access:
 
 
 class Client:
-    """One persistent HTTP connection. Raises RuntimeError with the answer of the API server."""
+    """One persistent HTTP connection. A refused request raises RuntimeError with the answer."""
 
     def __init__(self, access: Access) -> None:
         self._http = http.client.HTTPSConnection(
@@ -53,7 +53,7 @@ class Client:
     def send(
         self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
     ) -> http.client.HTTPResponse:
-        """Send a request whose body has the media type `kind`, and return the open response.
+        """Send a request with a body of the media type `kind`, and return the open response.
 
         The caller must read the response before the next call.
         """
@@ -78,7 +78,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Write:
-    """A request that changes something."""
+    """A request to create or change an object."""
 
     method: str
     path: str
@@ -92,10 +92,10 @@ def create_all(access: Access, path: str, bodies: Sequence[bytes], connections: 
 
 
 def send_all(access: Access, writes: Sequence[Write], connections: int) -> float:
-    """Send requests in their order, over connections that are open beforehand.
+    """Send requests in their order, over connections opened beforehand.
 
-    Returns time.monotonic() of the first request. It runs in a process of its own, so that it does
-    not share an interpreter with the process that measures.
+    Returns time.monotonic() of the first request. Call it in a separate process. Otherwise it
+    would share an interpreter with the measurement.
     """
     clients = [Client(access) for _ in range(min(connections, len(writes)))]
     remaining = iter(writes)

@@ -32,8 +32,8 @@ OPERATOR_IMAGE = f"ddpjob-operator:{__version__}"
 # Kubeconfig, certificates and the log of kwok.
 SCRATCH = ROOT / "build" / "bench"
 
-# Requests per second that the controllers may send. The defaults are 20 and 50: with them the
-# benchmark would measure the rate limit. Two cores cannot use as many as these.
+# Permitted requests per second of the controller manager and of the scheduler. With their defaults
+# of 20 and 50, the benchmark would measure the rate limit. Two cores cannot use as many as these.
 QPS = 1000
 BURST = 2000
 
@@ -94,7 +94,7 @@ class Cluster:
         return Access(host, int(port), authority, certificate)
 
     def make_namespace(self, name: str) -> None:
-        """Create a namespace and wait for its ServiceAccount, without which no pod is created."""
+        """Create a namespace and wait for its ServiceAccount. Every pod needs one."""
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(namespace))
         account = "serviceaccount/default"
@@ -111,7 +111,7 @@ class Cluster:
         return pods[0].removeprefix("pod/"), int(pids[0])
 
     def process_ids(self, programs: Sequence[str]) -> dict[str, int]:
-        """Return the process ids of programs of which the real node runs one each."""
+        """Return the process id of each program. The real node must run each of them once."""
         pids = {}
         for name in programs:
             pids[name] = int(run("docker", "exec", NODE, "pgrep", "--full", f"^{name} "))
@@ -154,7 +154,7 @@ class Cluster:
 def _require_no_rate_limit() -> None:
     """Raise RuntimeError if a controller runs with its default rate limit.
 
-    A node image that reads another version of kubeadm's configuration ignores ours silently.
+    A node image for another version of kubeadm's configuration ignores ours silently.
     """
     for program in ("kube-controller-manager", "kube-scheduler"):
         command_line = run("docker", "exec", NODE, "pgrep", "-a", "-f", program)

@@ -9,17 +9,17 @@ from tests.cluster.commands import run, wait_until
 
 from .client import Object
 
-# By these two a pod lands on the fake nodes, and by the taint nothing else does.
+# The selector and the toleration put a pod on the fake nodes. Their taint keeps other pods away.
 ANNOTATION = "kwok.x-k8s.io/node"
 NODE_SELECTOR = {"type": "kwok"}
 TOLERATIONS = [{"key": ANNOTATION, "operator": "Equal", "value": "fake", "effect": "NoSchedule"}]
 
-# kwok renews the Lease of each fake node four times in this time. The load of that is negligible.
+# kwok renews the Lease of each fake node four times in this time. The load is negligible.
 LEASE_SECONDS = 120
 
 
 class FakeNodes:
-    """The fake nodes of the cluster behind `kubeconfig`, and the kwok process that plays them."""
+    """The fake nodes of the cluster behind `kubeconfig`, and their kwok process."""
 
     def __init__(self, count: int, kubeconfig: Path, log: Path) -> None:
         self._names = [f"fake-{number:03d}" for number in range(count)]
@@ -33,7 +33,7 @@ class FakeNodes:
         return self._kwok.pid
 
     def start(self) -> None:
-        """Start kwok, create the nodes that are missing and wait until all are ready."""
+        """Start kwok, create the missing nodes and wait until all are ready."""
         # Until they expire, the Leases of an earlier kwok process keep this one from the nodes.
         leases = [f"lease/{name}" for name in self._names]
         self._kubectl("delete", "--namespace=kube-node-lease", "--ignore-not-found", *leases)

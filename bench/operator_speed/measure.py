@@ -14,7 +14,7 @@ from .client import Access, Client, Object, create_all
 from .pod_watch import PodWatch
 from .processes import CpuClock, OperatorProcess
 
-# Of the client that creates the objects, in every case.
+# Connections of the creating client, the same number in every case.
 CONNECTIONS = 8
 
 WARM_UP = Shape(5, 4)
@@ -49,9 +49,9 @@ class Sample:
 
 @dataclass
 class Bench:
-    """One cluster with everything that measures it.
+    """One cluster, with the clients and clocks of its measurement.
 
-    - `labels`: what each created object has, such as the label of a queue.
+    - `labels`: those of each created object, such as the label of a queue.
     - `idle`: calls a second of the idle cluster.
     """
 
@@ -128,7 +128,7 @@ class Bench:
         return len(self.client.json("GET", path)["items"])
 
     def wait_for_status(self, jobs: int, seconds: float = 60) -> None:
-        """Wait until the operator's metric counts every job as Running, which needs no LIST."""
+        """Wait until the operator's metric counts every job as Running. This needs no LIST."""
         deadline = time.monotonic() + seconds
         while self.operator.jobs_running() < jobs:
             if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ class Bench:
     def _delete_all(self) -> bool:
         """Delete jobs, then pods and events. Return True if the namespace was empty before.
 
-        Returns False after a failed request, so that the caller tries again.
+        Returns False after a failed request. The caller then tries again.
         """
         background: Object = {"propagationPolicy": "Background"}
         at_once: Object = {"gracePeriodSeconds": 0}

@@ -1,4 +1,4 @@
-"""One watch on the namespace's pods, which reads the clock when an event arrives."""
+"""One watch on the namespace's pods. It reads the clock when an event arrives."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ from .client import Access, Client, Object
 
 
 class PodWatch:
-    """The times at which each pod was first seen, and first seen Running (time.monotonic())."""
+    """The time of each pod's first event, and of its first as Running (time.monotonic())."""
 
     def __init__(self, access: Access, pods: int) -> None:
         self.exist: dict[str, float] = {}
@@ -32,12 +32,12 @@ class PodWatch:
             if line:
                 self._take(json.loads(line), now)
             else:
-                # A busy API server ends watches that it cannot serve in time and counts them in
-                # apiserver_terminated_watchers_total.
+                # If a busy API server cannot serve a watch in time, it ends the watch and counts it
+                # in apiserver_terminated_watchers_total.
                 self._stream = self._open()
 
     def _take(self, event: Object, now: float) -> None:
-        # For example, the API server has forgotten the version that the watch asked for.
+        # For example, the API server no longer has the requested version.
         if event["type"] == "ERROR":
             raise RuntimeError(f"the watch on pods failed: {event['object'].get('message')}")
         metadata = event["object"]["metadata"]

@@ -1,4 +1,4 @@
-"""CPU time and memory of the programs that share the machine, as the kernel counts them."""
+"""CPU time and memory of the programs on the machine, as counted by the kernel."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tests.cluster.commands import CommandFailed, run
 from .client import Client
 from .cluster import NODE, SYSTEM
 
-# The programs of the control plane that work while pods come up.
+# The programs of the control plane with work to do while pods start.
 PROGRAMS = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler")
 
 JOBS_RUNNING = re.compile(r'^ddpjob_jobs\{phase="Running"\} (\S+)$', re.MULTILINE)
@@ -34,7 +34,7 @@ class CpuClock:
 
 @dataclass
 class OperatorProcess:
-    """The operator's memory, and the number of jobs that its metrics show as Running."""
+    """The operator's memory, and the number of Running jobs in its metrics."""
 
     client: Client
     pod: str
@@ -50,7 +50,7 @@ class OperatorProcess:
         return kibibytes * 1024 / 1e6
 
     def jobs_running(self) -> int:
-        """Return the number of jobs whose status the operator has written as Running."""
+        """Return the operator's count of jobs with the phase Running in their written status."""
         path = f"/api/v1/namespaces/{SYSTEM}/pods/{self.pod}:8080/proxy/metrics"
         found = JOBS_RUNNING.search(self.client.text("GET", path))
         return round(float(found[1])) if found else 0

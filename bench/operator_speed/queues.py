@@ -3,10 +3,10 @@
     python -m bench.operator_speed.queues                          # three runs of 1000x2
     python -m bench.operator_speed.queues --runs 1 --shape 50x2    # a short try
 
-Run it from the root of the repository. The cluster is that of operator_speed. INSTALL_KUEUE names
-the program that installs Kueue into the kind cluster whose name it gets; Kueue's configuration must
-name DDPJobs, see docs/users/queues.md. The queue has room for all jobs, so the rate is that of
-Kueue and of whatever makes the pods.
+Run it from the root of the repository. It uses the cluster of operator_speed. INSTALL_KUEUE names a
+program to install Kueue. The program gets the name of the kind cluster as its argument. Kueue's
+configuration must name DDPJobs, see docs/users/queues.md. The queue has room for all jobs, so only
+Kueue and the creator of the pods limit the rate.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def objects_of_queue() -> list[dict[str, Any]]:
 
 
 def has_queue(cluster: Cluster) -> bool:
-    """Create the queue, and return True if Kueue has accepted it."""
+    """Create the queue, and return True if Kueue accepts it."""
     text = yaml.safe_dump_all(objects_of_queue(), sort_keys=False)
     try:
         cluster.kubectl("apply", "--filename=-", stdin=text)

@@ -27,7 +27,7 @@ MERGE = "application/merge-patch+json"
 class Recovery:
     """Seconds from the deletion of a pod to the last write for the next attempt.
 
-    `bare` is how long a bare client takes to patch the other pods in the same way.
+    `bare` is a bare client's time for the same patches of the other pods.
     """
 
     seconds: float
@@ -50,7 +50,7 @@ def measure_recovery(bench: Bench, shape: Shape) -> Recovery:
 
 
 def _patch_all(bench: Bench, pods: Sequence[str]) -> float:
-    """Change what a recovery changes in each pod, and return the seconds that it took."""
+    """Patch the fields of a recovery in each pod, and return the seconds of all patches."""
     pod = bench.client.json("GET", f"{PODS}/{pods[0]}")["metadata"]
     keys = (names.ANNOTATION_ASSIGNMENT, names.ANNOTATION_READY_BEFORE)
     annotations = {key: f"{pod['annotations'].get(key, '')} " for key in keys}

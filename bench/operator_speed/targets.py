@@ -13,7 +13,7 @@ MAX_MEMORY = 90  # units of 10^6 bytes
 
 @dataclass(frozen=True)
 class Target:
-    """A limit, and the values that are compared with it, one for each run."""
+    """A limit, and the values for comparison with it, one for each run."""
 
     text: str
     values: Sequence[float]
@@ -54,7 +54,7 @@ def targets(
     many: Shape,
     peak_rss: float,
 ) -> list[Target]:
-    """Return the targets with what was measured. Ratios are taken within each run."""
+    """Return the targets with the measured values. Ratios are taken within each run."""
 
     def ratio(shape: Shape, over: str, under: str) -> list[float]:
         pairs = zip(select(samples, over, shape), select(samples, under, shape), strict=True)

@@ -5,8 +5,8 @@
     torchrun --standalone --nproc-per-node 2 train.py --data tinyshakespeare.txt --fsdp
     ddpjob run --local job.yaml
 
-Read it from top to bottom: options, data, model, and the training in the order in which it runs.
-It needs torch and ddp_trainer. Copy it to begin a training of your own.
+Read it from top to bottom: options, data, model, and the training step by step. It needs torch and
+ddp_trainer. Copy it to begin a training of your own.
 
 The model follows GPT-2 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019),
 with 256 tokens: one for each value of a byte.
@@ -73,7 +73,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Sequences(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """The sequences of a text: each is `context` bytes and the byte that follows each of them.
+    """The sequences of a text. Each is `context` bytes, and the next byte after each of them.
 
     The file is mapped into memory, so a text may be larger than the memory.
     """
@@ -118,7 +118,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the tokens' new vectors, shape (batch, context, width) as `x`."""
         batch, context, width = x.shape
-        # Not -1: a batch without sequences has no number that this could be computed from.
+        # Not -1: its value cannot be computed for a batch without sequences.
         size = width // self.heads
         heads = self.attention(self.norm1(x)).view(batch, context, 3, self.heads, size)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -144,7 +144,7 @@ class Gpt(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue
-            # GPT-2 makes what is added to the sum of all layers smaller.
+            # GPT-2 scales down the initial weights of the outputs added to the sum of all layers.
             is_added = name.endswith(("project.weight", "contract.weight"))
             scale = math.sqrt(2 * options.layers) if is_added else 1.0
             nn.init.normal_(parameter, std=0.02 / scale)
@@ -158,7 +158,7 @@ class Gpt(nn.Module):
 
 
 def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the losses of all tokens. No sequence gives 0, which has a gradient too."""
+    """Return the sum of the losses of all tokens. Without sequences it is 0, with a gradient."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
@@ -181,7 +181,7 @@ def distribute(model: Gpt, options: argparse.Namespace, runtime: Runtime) -> nn.
 def make_optimizer(
     model: nn.Module, options: argparse.Namespace, runtime: Runtime
 ) -> torch.optim.Optimizer:
-    """Return AdamW, which lets matrices decay, but not biases and norms."""
+    """Return AdamW with weight decay for matrices, but not for biases and norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [
@@ -195,7 +195,7 @@ def make_optimizer(
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, options: argparse.Namespace, done: float
 ) -> float:
-    """Set the rate for a run of which the share `done` is over, and return it.
+    """Set the rate after a share `done` of the run, from 0 to 1, and return it.
 
     It rises during the first twentieth and falls along a cosine to a tenth. It depends on samples
     and not on steps, so it stays the same at another number of processes.
@@ -212,7 +212,7 @@ def set_learning_rate(
 
 @dataclass
 class Training:
-    """What the steps and the evaluations need."""
+    """The objects shared by the steps and the evaluations."""
 
     options: argparse.Namespace
     runtime: Runtime
@@ -289,7 +289,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
     while sampler.epoch < options.epochs:
         model.train()
         for shard, (inputs, targets) in loader:
-            # Take one step. Its rate is that of its middle.
+            # Take one step. Its rate is the one for its middle.
             middle = shard.start + shard.batch_size / 2
             done = (shard.epoch + middle / len(texts)) / options.epochs
             rate = set_learning_rate(optimizer, options, done)
@@ -304,7 +304,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
                 progress.save(checkpoints, step)
 
         # Evaluate, and keep the best checkpoint too: if the step is saved already, its score is
-        # noted. A run that resumes from such a step, or from the last one, evaluates again.
+        # noted. A run resumed from such a step, or from the last one, evaluates again.
         found = test(training, held_out, stop)
         if stop.agreed:
             stop.leave(step)
@@ -316,7 +316,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
 
 
 def test(training: Training, held_out: Sequences, stop: StopVote) -> float:
-    """Return the mean loss of the tokens that are not trained on, on all ranks together.
+    """Return the mean loss of the held-out tokens, on all ranks together.
 
     It is NaN if the ranks agree to stop before the end.
     """

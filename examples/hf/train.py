@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node 2 train.py
     ddpjob run --local job.yaml --config-map hf=train.py
 
-The loop is that of transformers. `attach()` gives the sampler, the checkpoints and the handling of
-signals of ddp_trainer on the process group that TrainingArguments has made. It needs torch,
-transformers, accelerate and ddp_trainer. The data are random, and nothing is downloaded.
+The loop is the one of transformers. TrainingArguments makes the process group. On this group,
+`attach()` provides ddp_trainer's sampler, checkpoints and handling of signals. The script needs
+torch, transformers, accelerate and ddp_trainer. The data are random, and nothing is downloaded.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Sequences of random tokens, each of which occurs twice in a row."""
+    """Sequences of random tokens. Each token occurs twice in a row."""
 
     def __init__(self, count: int = 160, length: int = 32) -> None:
         numbers = torch.Generator().manual_seed(0)
@@ -47,7 +47,7 @@ class Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return what the model takes. It shifts the labels itself."""
+        """Return the model's arguments for a sequence. The model shifts the labels itself."""
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
@@ -68,7 +68,7 @@ class Batches:
 
 
 class OwnBatches(Trainer):
-    """A Trainer that gets batches which are already split over the ranks."""
+    """A Trainer with batches already split over the ranks."""
 
     def __init__(self, batches: Batches, **settings: Any) -> None:
         super().__init__(**settings)
@@ -99,7 +99,7 @@ class Resume(TrainerCallback):
         lr_scheduler: Any,
         **_: Any,
     ) -> None:
-        # The Trainer has made the optimizer and the schedule just before.
+        # The Trainer has made the optimizer and the schedule just before this call.
         parts = {
             "model": model,
             "optimizer": optimizer,

@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node 2 train.py
     ddpjob run --local job.yaml --config-map lightning=train.py
 
-Fabric sets up the device, the process group, DDP and the precision. `attach()` gives the sampler,
-the checkpoints and the handling of signals of ddp_trainer on that group. It needs torch, lightning
-and ddp_trainer. The data are random, and nothing is downloaded.
+Fabric sets up the device, the process group, DDP and the precision. On this group, `attach()`
+provides ddp_trainer's sampler, checkpoints and handling of signals. The script needs torch,
+lightning and ddp_trainer. The data are random, and nothing is downloaded.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def read_options() -> argparse.Namespace:
 
 
 def some_data(count: int, seed: int) -> TensorDataset:
-    """Return points of 16 dimensions, whose class is the largest of the first four."""
+    """Return points of 16 dimensions. The class is the index of the largest of the first four."""
     points = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(points, points[:, :4].argmax(1))
 

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 train.py --data cifar10 --workers 1
 
 The folder has {train,test}/<class>/*.png or .jpg. Read the script from top to bottom: options, data
-with transforms, model, and the training in the order in which it runs. It needs torch, pillow and
-ddp_trainer. Copy it to begin a training of your own.
+with transforms, model, and the training step by step. It needs torch, pillow and ddp_trainer. Copy
+it to begin a training of your own.
 
 The network is a short ResNet (He et al., Deep Residual Learning for Image Recognition, 2015).
 """
@@ -113,7 +113,7 @@ def mirrored_or_not(pixels: np.ndarray) -> np.ndarray:
 
 
 class Residual(nn.Module):
-    """Two convolutions, whose result is added to the input."""
+    """Two convolutions. Their result is added to the input."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
     while sampler.epoch < options.epochs:
         model.train()
         for shard, batch in loader:
-            # The rate depends on images and not on steps. It is that of the middle of the step.
+            # The rate depends on images and not on steps. It is the one for the step's middle.
             middle = shard.start + shard.batch_size / 2
             done = (shard.epoch + middle / len(images)) / options.epochs
             rate = options.learning_rate * min(1.0, 10 * done) * math.cos(math.pi / 2 * done)

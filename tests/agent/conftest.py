@@ -1,4 +1,4 @@
-"""Fixtures that make pods and zygotes, and kill what they leave behind."""
+"""Fixtures for pods and zygotes. They kill all leftover processes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from .kubelet import Pod
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
-    """Return a function that makes a pod: `pod(script, **options)`."""
+    """Return a function for making a pod: `pod(script, **options)`."""
     if not Path("/proc/self").exists():
         pytest.skip("the agent finds processes by /proc, which only Linux has")
     pods: list[Pod] = []

@@ -1,4 +1,4 @@
-"""A zygote without an agent, and scripts that run as its forks and in a Python of their own."""
+"""A zygote without an agent, and scripts for its forks and for a Python of their own."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Zygote:
-    """A zygote whose socket is in `folder`, where the scripts are too."""
+    """A zygote with its socket in `folder`, beside the scripts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, str(Path(__file__).parent / "fake_torchrun.py")]
 
 
 class Pod:
-    """A container whose process 1 is the agent.
+    """A container with the agent as process 1.
 
     - `script`: the Python code of the workers.
     - `options`: of the agent, in addition to its files. `command`: in place of torchrun.
@@ -202,7 +202,7 @@ class Pod:
 
 
 def shortened(text: str, *constants: str) -> str:
-    """Return a program whose constants are a tenth of a second."""
+    """Return a program with these constants set to a tenth of a second."""
     for constant in constants:
         assert text.count(constant) == 1
         text = text.replace(constant, f"{constant.partition(' = ')[0]} = 0.1")

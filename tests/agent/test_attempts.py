@@ -1,4 +1,4 @@
-"""The life of a pod: attempts that follow each other, and their end."""
+"""The life of a pod: several attempts in a row, and their end."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from .kubelet import wait_until
 
-# A worker that runs until it is ended. Two at once would print OVERLAP.
+# Runs until it is ended. Two workers at once would print OVERLAP.
 WORKS = """
 import fcntl, os, sys, time
 lock = open(os.path.join(os.path.dirname(sys.argv[0]), "lock-" + os.environ["RANK"]), "w")
@@ -30,6 +30,15 @@ if os.environ["DDP_ATTEMPT"] == "0":
                        "peer [10.0.0.1]:1234")
 print("succeeds")
 """
+
+
+def waiting_after_attempt_0(pod, script):
+    """Return a pod whose first attempt has ended, and which waits for the next one."""
+    found = pod(script)
+    found.assign(0)
+    found.start()
+    found.wait_for("waiting for the next attempt")
+    return found
 
 
 def test_a_pod_whose_workers_succeed_ends_with_the_result(pod):
@@ -107,10 +116,7 @@ def test_a_pod_that_is_never_told_to_start_ends(pod):
 
 
 def test_a_follower_waits_and_takes_part_in_the_next_attempt(pod):
-    found = pod(LOSES_ITS_PEER)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, LOSES_ITS_PEER)
     assert not found.processes()
     found.assign(1)
     assert found.end() == 0
@@ -211,7 +217,7 @@ def test_torchrun_that_ignores_sigterm_is_killed_after_its_grace(pod):
 
 
 def test_processes_that_workers_leave_behind_end_with_their_attempt(pod):
-    # A process that has left its parent, its session and its output.
+    # This process has left its parent, its session and its output.
     script = """
 import os, time
 if os.fork() == 0:
@@ -223,10 +229,7 @@ os.wait()
 if os.environ["DDP_ATTEMPT"] == "0":
     os.kill(os.getpid(), 15)
 """
-    found = pod(script)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, script)
     assert not found.processes()
     found.assign(1)
     assert found.end() == 0
@@ -316,10 +319,7 @@ def test_a_pod_that_is_deleted_begins_no_attempt(pod):
 
 
 def test_a_follower_that_waits_ends_at_once_when_its_pod_is_deleted(pod):
-    found = pod(LOSES_ITS_PEER)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, LOSES_ITS_PEER)
     found.terminate()
     assert found.end() == 1
     assert found.report["cause"] == "Follower"
@@ -342,7 +342,7 @@ def test_the_agent_starts_with_closed_standard_input(pod):
 
 
 def test_a_full_disk_is_reported(pod):
-    # Files may have no bytes, which is also what a full disk does to a write.
+    # Files may have no bytes. A write to a full disk fails in the same way.
     found = pod("print('succeeds')")
     found.assign(0)
     found.start("sh", "-c", '(ulimit -f 0; exec "$@") 2>&1 | cat', "sh")

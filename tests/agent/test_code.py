@@ -61,7 +61,7 @@ def test_a_hostile_entry_is_refused_before_anything_is_written(tmp_path, target,
 
 def test_bytes_are_counted_while_they_are_written(tmp_path, target, monkeypatch):
     monkeypatch.setattr(code, "MAX_BYTES", 100_000)
-    # A megabyte of zeros takes a thousandth of that in an archive.
+    # In an archive, a megabyte of zeros takes only a kilobyte.
     source = archive_of(tmp_path, [("bomb", bytes(2**20))], compression=ZIP_DEFLATED)
     with pytest.raises(ValueError, match="more than 100000 bytes when it is unpacked"):
         code.unpack(source, target)

@@ -69,7 +69,7 @@ ENDS = {
 
 
 def raised_by(statement):
-    """Return the exception that a statement of a script raises."""
+    """Run a statement of a script, and return its exception."""
     try:
         exec(statement, {"__name__": "__main__"})
     except Exception as error:

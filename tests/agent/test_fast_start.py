@@ -1,4 +1,4 @@
-"""A worker that a zygote has forked runs its program as a new Python does."""
+"""A fork of a zygote runs its program as a new Python does."""
 
 import json
 import os
@@ -22,8 +22,8 @@ pytest.importorskip("torch")
 # Prints whether this process is a fork of the zygote.
 MARK = "import sys; print('forked' if 'ddpjob_agent' in sys.modules else 'new')\n"
 
-# A warning of Python's multiprocessing about a semaphore whose removal reaches its tracker too
-# late. It depends on the load of the machine, with and without a zygote.
+# A warning of Python's multiprocessing about a semaphore. Its removal reaches the tracker too late.
+# The warning depends on the load of the machine, with and without a zygote.
 TRACKER = re.compile(r".*resource_tracker.*\n(?:  warnings\.warn.*\n)?")
 
 NO_FAST_START = "ddpjob agent: no fast start of this rank"
@@ -31,7 +31,7 @@ NO_FAST_START = "ddpjob agent: no fast start of this rank"
 
 @pytest.fixture
 def script(zygote: Zygote, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Return a function that writes a script into the folder of the zygote."""
+    """Return a function for writing a script into the folder of the zygote."""
 
     def write(text: str, name: str = "train.py") -> str:
         folder = zygote.folder / request.node.name.replace("[", "-").strip("]")
@@ -257,7 +257,7 @@ while True:
 
 
 def begin(process: subprocess.Popen[str]) -> int:
-    """Return the process of a worker that has begun."""
+    """Wait until a worker has begun, and return its process."""
     assert process.stdout
     assert process.stdout.readline() == "forked\n"
     return int(process.stdout.readline())
@@ -366,7 +366,7 @@ def test_without_a_zygote_a_new_python_starts(zygote, script, tmp_path):
     assert zygote.fork(script(MARK), DDP_AGENT_FOLDER=str(tmp_path)).stdout == "new\n"
 
 
-# Programs that need a new Python
+# Programs for a new Python
 
 
 def test_a_variable_that_torch_reads_at_its_import_needs_a_new_python(zygote, script):
@@ -443,13 +443,13 @@ def test_a_package_that_sets_variables_is_found(zygote, script):
     assert zygote.fork("-m", name).stdout == "new\n"
 
 
-# Programs that are not changed in silence
+# Differences from a new Python are logged
 
 SAYS = "ddpjob agent: fast start: "
 
 
 def what_is_logged(zygote: Zygote, path: str) -> list[str]:
-    """Return what the agent says of a program, which runs as a fork."""
+    """Run a program as a fork, and return the agent's messages about it."""
     done = zygote.fork(path)
     assert done.stdout.startswith("forked\n"), done.stderr
     assert done.returncode == 0, done.stderr

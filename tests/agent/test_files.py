@@ -10,7 +10,7 @@ from ddpjob.agent.files import empty_folder
 
 OPERATOR = Path(__file__).parents[2] / "operator"
 
-# Mount a file system in a namespace of mounts that ends with this shell.
+# Mount a file system in a namespace of mounts. The namespace ends with this shell.
 MOUNT = """
 cd "$1"
 mount -t tmpfs none mounted && touch mounted/kept && mkdir mounted/folder || exit 77

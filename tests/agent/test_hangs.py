@@ -1,4 +1,4 @@
-"""Hangs: found by a heartbeat that is too old, and reported with the stack of each rank."""
+"""Hangs: found by an old heartbeat, and reported with the stack of each rank."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monke
     assert not due(9.5, is_ordered=True, is_silent=True)
     assert not due(14, is_ordered=True, is_silent=True)
     assert due(14.5, is_ordered=True, is_silent=True)
-    # All processes are stopped at once, so that no rank ends because a peer has ended.
+    # All processes are stopped at once, so no rank ends because of a peer's end.
     assert stopped_at == [9.5]
     # A heartbeat has come.
     assert not due(20)

@@ -67,7 +67,7 @@ print("\\nend")
 
 
 def taken(*pieces, at=0.0):
-    """Return the lines of a stream that gets these pieces at one time."""
+    """Pass these pieces to a stream at one time, and return its lines."""
     stream = Stream(0)
     return b"".join(line for piece in (*pieces, b"") for line in stream.take(piece, at))
 
@@ -104,7 +104,7 @@ def test_an_open_bar_is_shown_at_most_every_ten_seconds():
         stream.take(b"\r%d%%" % second, 100.0 + second)
         shown += stream.take_bar(100.0 + second)
     shown += stream.take_bar(200.0)
-    # A bar that has not changed is not shown again.
+    # An unchanged bar is not shown again.
     assert stream.take_bar(300.0) == []
     assert shown == [b"10%\n", b"20%\n", b"30%\n", b"34%\n"]
     assert stream.take(b"\n", 301.0) == [b"34%\n"]

@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob.agent import place
 
-# Ends by SIGTERM, as a rank that has lost its peer, so that the pod waits for the next attempt.
+# Ends by SIGTERM, as a rank that has lost its peer, so the pod waits for the next attempt.
 WRITES = """
 import os, pathlib, tempfile
 folder = pathlib.Path(tempfile.gettempdir())
@@ -202,7 +202,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def sysv(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
-    """Return a process that has a segment and semaphores. Those of other programs are hidden."""
+    """Return a process with a segment and semaphores. Those of other programs are hidden."""
     if not Path("/proc/sysvipc/shm").exists():
         pytest.skip("this needs System V IPC in Linux")
     key = os.getpid() + 7_000_000

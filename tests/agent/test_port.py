@@ -93,7 +93,7 @@ def test_other_requests_get_no_answer(pod, port):
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"\xff\x00\r\n\r\n")
         assert b"404" in connection.recv(100)
-    # Clients that send nothing do not keep others waiting.
+    # Silent clients do not keep others waiting.
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
     assert found.get("/ready")[0] == 503
     for connection in silent:

@@ -14,7 +14,7 @@ from ddpjob.agent import processes, report
 
 PROGRAMS = sorted(Path(ddpjob.agent.__file__).parent.glob("*.py"))
 
-# The files that run without -IS beside torch.
+# These files run without -IS, beside torch.
 WITH_TORCH = ("torchrun.py", "worker.py", "zygote.py")
 
 
@@ -59,7 +59,7 @@ def test_processes_are_found_with_and_without_proc():
             'Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in main\n',
             "main",
         ),
-        # A process that was stopped outside of Python.
+        # A process stopped outside of Python.
         (
             'Thread 0x2 (most recent call first):\n  File "a.py", line 2 in other\n\n'
             'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in main\n',

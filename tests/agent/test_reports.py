@@ -21,12 +21,31 @@ FOLLOWER = (
 
 
 def fail(pod, script, ranks=1, flags=(), **options):
-    """Run one attempt of a script that fails, and return the report."""
+    """Run one attempt of a failing script, and return the report."""
     found = pod(script, **options)
     found.assign(0, ranks, flags=[f"--ranks={ranks}", *flags], wait=0.0)
     found.start()
     assert found.end() == 1
     return found.report
+
+
+def loses_its_peer(rank_1):
+    """Return a script: rank 0 loses its peer once rank 1 has run the statement, and waits."""
+    return f"""
+import os, signal, time, traceback
+def fail(statement):
+    try:
+        exec(statement)
+    except BaseException:
+        traceback.print_exc()
+if os.environ["RANK"] == "0":
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
+    raise RuntimeError({FOLLOWER[14:]!r})
+{rank_1}
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
+"""
 
 
 def test_an_exception_is_reported_with_its_rank_and_its_last_lines(pod):
@@ -57,7 +76,7 @@ def test_a_signal_is_reported_as_a_negative_exit_code(pod):
 
 
 def test_of_several_failures_the_first_is_reported(pod):
-    # torchrun reports that of rank 0 with the same time.
+    # torchrun reports the failure of rank 0 with the same time.
     script = """
 import os, signal, time
 def fail(number, frame):
@@ -76,17 +95,7 @@ time.sleep(600)
 
 
 def test_a_peer_that_failed_by_itself_is_reported_before_a_follower(pod):
-    script = f"""
-import os, time
-import signal
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer("signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))")
     report = fail(pod, script, ranks=2)
     assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, 7)
 
@@ -143,7 +152,7 @@ def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
 
 
 def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod, port):
-    # The launcher itself ends with 1. It has not yet asked for the exit code, after which no other
+    # The launcher itself ends with 1. It has not yet asked for the exit code. Once it has, no other
     # process can read it.
     found = pod("import sys; print('wrong use'); sys.exit(2)", port=port)
     asks = found.folder / "asks"
@@ -179,7 +188,7 @@ while os.environ["RANK"] == "1":
     )
 
 
-# Rank 0 ends with 0, and rank 1 by an exception. Which of them is first is up to `{wait}`.
+# Rank 0 ends with 0, and rank 1 by an exception. `{wait}` decides their order.
 ONE_ENDS_WELL = """
 import os, signal, time
 from pathlib import Path
@@ -218,16 +227,7 @@ def test_a_peer_that_ends_well_when_torchrun_stops_it_has_not_ended_too_early(po
 
 def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     # Rank 0 lost its peer. Rank 1 ignores SIGTERM, so torchrun kills it later.
-    script = f"""
-import os, signal, time
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
     report = fail(pod, script, ranks=2, env=env)
     assert (report["cause"], report["rank"]) == ("Follower", 0)
@@ -258,21 +258,7 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
     ],
 )
 def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, written, exception):
-    script = f"""
-import os, signal, time, traceback
-def fail(statement):
-    try:
-        exec(statement)
-    except BaseException:
-        traceback.print_exc()
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-{written}
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer(written)
     found = pod(script)
     program = found.programs / "report.py"
     text = program.read_text()
@@ -293,8 +279,8 @@ time.sleep(600)
 @pytest.mark.parametrize("looks_between", [0, 1, 2])
 @pytest.mark.parametrize(("exit_code", "cause"), [(143, "Follower"), (-15, "Failure")])
 def test_a_late_look_does_not_change_the_order_of_what_happened(exit_code, cause, looks_between):
-    # It is not known whether rank 1 wrote before rank 0 ended, if both were seen in one look or in
-    # two looks in a row. Only a rank that did not handle SIGTERM cannot have written because of it.
+    # If one look or two looks in a row saw both, it is not known whether rank 1 wrote before rank 0
+    # ended. Only a rank without a handler of SIGTERM cannot have written because of the signal.
     output = Output()
     ends, processes = [], []
     for rank, line in enumerate((FOLLOWER, "EOFError")):

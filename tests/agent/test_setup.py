@@ -1,4 +1,4 @@
-"""The setup of a job: a shell text that runs once in a pod, before the first attempt."""
+"""The setup of a job: a shell text, run once in a pod before the first attempt."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from .kubelet import wait_until
 
-# Ends as a rank that has lost its peer, so that the pod waits for the next attempt.
+# Ends as a rank that has lost its peer, so the pod waits for the next attempt.
 LOSES_PEER = """
 import os
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_pod_without_a_setup_has_started_at_once(pod, port):
             3,
             "no such package (exit code 3)",
         ),
-        # The shell ends at the first command that fails, and a pipe is not one.
+        # The shell ends at the first failed command, and a pipe is not one.
         ("echo before\nfalse\necho after", 1, "before (exit code 1)"),
         ("no-such-program --version", 127, "no-such-program: not found (exit code 127)"),
         ("echo lasts\nkill -9 $$", 137, "lasts (exit code -9)"),

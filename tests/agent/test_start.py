@@ -1,4 +1,4 @@
-"""start.sh: the agent runs with the Python that the image's torchrun has."""
+"""start.sh: the agent runs with the Python of the image's torchrun."""
 
 import os
 import shutil
@@ -20,12 +20,12 @@ def a_program(path: Path, text: str) -> Path:
 
 
 def a_python(path: Path) -> Path:
-    """Write a program that prints its path and its arguments."""
+    """Write a program which prints its path and its arguments."""
     return a_program(path, f'#!{SHELL}\necho "{path}" "$@"\n')
 
 
 def start(folder: Path, word: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Start the agent in an image whose only programs are in `folder/bin`."""
+    """Start the agent in an image with only the programs in `folder/bin`."""
     command = [SHELL, str(START), word, "/agent", '{"port": 1}', "train.py", "a b"]
     env = {"PATH": path or str(folder / "bin")}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=10)

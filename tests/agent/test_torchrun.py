@@ -61,7 +61,7 @@ def test_the_rank_that_failed_first_is_reported_and_its_peer_is_not(pod, port):
 
 
 def test_a_rank_that_its_peer_overtakes_at_the_end_is_reported(pod, port):
-    # torchrun sees rank 0 first, which has lost its peer, and stops rank 1, which still ends.
+    # torchrun sees rank 0 first, which has lost its peer. Then it stops rank 1 during its exit.
     pause = "import atexit, signal; atexit.register(signal.pause)"
     found = pod(SUMS.replace("raise", f"{pause}; raise"), command=TORCHRUN)
     found.assign(0, ranks=2, flags=flags(port))
@@ -90,7 +90,7 @@ def test_a_flag_that_torchrun_does_not_know_ends_the_pod(pod):
 
 
 def shorten(found, **limits):
-    """Shorten time limits that torch has by default: they are in the arguments of its agent."""
+    """Shorten torch's default time limits: they are in the arguments of its agent."""
     program = found.programs / "torchrun.py"
     text = program.read_text()
     before = "    launcher.LocalElasticAgent = with_time_limits"
@@ -109,7 +109,7 @@ def shorten(found, **limits):
 
 
 def two_nodes(pod, port, script, host):
-    """Start two pods of one attempt, of which one hosts the rendezvous, and wait for "begins"."""
+    """Start two pods of one attempt, with the rendezvous in one, and wait for "begins"."""
     found = []
     for node in range(2):
         each = pod(script, command=TORCHRUN)
@@ -186,11 +186,11 @@ def test_the_table_of_flags_is_that_of_the_installed_torchrun():
             letters = [name for name in action.option_strings if name not in names]
             theirs[names] = ("".join(letters), action.nargs != 0)
     ours = {flag.spellings: (flag.letter, flag.takes_value) for flag in FLAGS}
-    # A new flag needs a row in FLAGS, which says whether it works in a DDPJob.
+    # A new flag needs a row in FLAGS, to say whether it works in a DDPJob.
     assert ours == theirs
 
 
-# A value for each flag that works. --no-python has tests of its own, and --numa-binding needs GPUs.
+# A value for each working flag. --no-python has tests of its own, and --numa-binding needs GPUs.
 VALUES = {
     "--start-method": "fork",
     "--monitor-interval": "0.2",

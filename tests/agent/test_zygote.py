@@ -34,7 +34,7 @@ while True:
 
 @pytest.fixture
 def fast(pod, port):
-    """Return a function that starts a pod with two ranks and a zygote."""
+    """Return a function for starting a pod with two ranks and a zygote."""
 
     def start(script: str = TRAIN, **options: object) -> Pod:
         settings = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}

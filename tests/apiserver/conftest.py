@@ -28,7 +28,7 @@ def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServ
 
 @pytest.fixture(scope="session")
 def apiserver(bare_apiserver: ApiServer) -> ApiServer:
-    """Return an API server that serves DDPJobs."""
+    """Return an API server with the CRD of DDPJobs."""
     bare_apiserver.install_crd()
     return bare_apiserver
 
@@ -43,7 +43,7 @@ def namespace(apiserver: ApiServer) -> Iterator[str]:
 
 @pytest.fixture
 def other_namespace(apiserver: ApiServer) -> Cluster:
-    """Return another namespace, whose users have no rights in that of the test."""
+    """Return another namespace. Its users have no rights in the namespace of the test."""
     return Cluster(apiserver, apiserver.create_namespace("o"))
 
 

@@ -49,12 +49,12 @@ class Answer(NamedTuple):
 
 
 def find_binaries() -> dict[str, str]:
-    """Return the paths of the programs in NEEDED and of the scheduler that exist, by name.
+    """Find the programs in NEEDED and the scheduler, and return the paths of those found, by name.
 
     $KUBEBUILDER_ASSETS comes first, then envtest's usual folder, then PATH.
 
-    Links are not resolved: some distributions ship one program that looks at the name it is called
-    by.
+    Links are not resolved: some distributions ship one program under several names, and it looks at
+    the name it is called by.
     """
     folders = [
         os.environ.get("KUBEBUILDER_ASSETS", ""),
@@ -80,8 +80,8 @@ class ApiServer:
 
     The API server can be killed and started again.
 
-    `kubeconfig` (a path), `environment` (with which kubectl and helm find it) and `url` stay valid
-    over a restart: port, certificate and data stay the same.
+    `kubeconfig` (a path), `environment` (for kubectl and helm) and `url` stay valid over a restart:
+    port, certificate and data stay the same.
     """
 
     def __init__(self, folder: Path, binaries: dict[str, str], *flags: str) -> None:
@@ -112,7 +112,7 @@ class ApiServer:
         self.wait_for(self._is_ready)
 
     def start_scheduler(self, *flags: str) -> None:
-        """Start the scheduler of Kubernetes, which binds pods to the nodes that exist."""
+        """Start the scheduler of Kubernetes. It binds pods to the existing nodes."""
         kubeconfig = f"--kubeconfig={self.kubeconfig}"
         self._spawn(SCHEDULER, [kubeconfig, "--leader-elect=false", "--secure-port=0", *flags])
 
@@ -155,7 +155,7 @@ class ApiServer:
             return self.kubectl(*wait, check=False).returncode == 0
 
         def has_storage() -> bool:
-            # Right after that, requests get 429: storage is (re)initializing.
+            # In the first moments, requests get 429: storage is (re)initializing.
             return self.request("GET", "/apis/ddpjob.dev/v1alpha1/ddpjobs").code == 200
 
         self.wait_for(is_established)
@@ -185,7 +185,7 @@ class ApiServer:
             return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
 
     def add_node(self, name: str, labels: Mapping[str, str], room: Mapping[str, str]) -> None:
-        """Create a node that is ready and has room, without a kubelet."""
+        """Create a ready node with this room, without a kubelet."""
         node = {"metadata": {"name": name, "labels": dict(labels)}}
         assert self.request("POST", "/api/v1/nodes", node).code == 201
         # The API server taints a new node, until a controller finds it ready.
@@ -203,7 +203,7 @@ class ApiServer:
         return name
 
     def delete_jobs(self, namespace: str) -> None:
-        """Remove the DDPJobs of a namespace, so that no operator of a later test works on them."""
+        """Remove the DDPJobs of a namespace, so no operator of a later test works on them."""
         assert (
             self.request("DELETE", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").code
             == 200
@@ -256,7 +256,7 @@ class ApiServer:
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/24",
-            # No controller creates the default ServiceAccount, without which pods are refused.
+            # No controller creates the default ServiceAccount, and without it pods are refused.
             "--disable-admission-plugins=ServiceAccount",
             *self._flags,
         ]
@@ -282,14 +282,14 @@ class ApiServer:
         return file.exists() and "-----END CERTIFICATE-----" in file.read_text()
 
     def _is_ready(self) -> bool:
-        """Return True if all checks pass and the namespace that is created last can be read."""
+        """Return True if all checks pass and the namespace created last can be read."""
         try:
             ready = self.kubectl("get", "--raw=/readyz", check=False).stdout == "ok"
             return ready and self.request("GET", "/api/v1/namespaces/default").code == 200
         except OSError:
             return False
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             for name, process in self._processes.items():
@@ -308,7 +308,7 @@ GANG_FLAGS = (GANG_GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true")
 
 @contextmanager
 def temporary_server(*flags: str) -> Iterator[ApiServer]:
-    """Run an API server that serves DDPJobs for the time of the block, for a benchmark.
+    """Run an API server with DDPJobs for the time of the block, for a benchmark.
 
     Raises SystemExit with a message if a program is missing.
     """

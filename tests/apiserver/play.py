@@ -31,7 +31,7 @@ Root Cause (first observed failure):
 """
 
 
-# Operators are forks of a process that has imported what they need: a new Python takes a second.
+# Operators are forks of a process with the imports already done: a new Python takes a second.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["ddpjob.cli.commands.operator", "ddpjob.controller.main", "play"])
 
@@ -92,7 +92,7 @@ class Gate:
 
     It counts writes, except those of the Lease. `shut_at(k, passed_on)` shuts it at the k-th write
     from now: it calls `on_shut`, sets `is_shut`, and then passes nothing until `open`. With
-    `passed_on`, the API server still gets that write, but its answer is lost.
+    `passed_on`, the API server still gets this write, but its answer is lost.
     """
 
     def __init__(self, apiserver: ApiServer) -> None:
@@ -107,7 +107,7 @@ class Gate:
         self._passed_on = False
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        # The tests kill clients, which is not an error here.
+        # The tests kill clients. This is not an error here.
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.kubeconfig = apiserver.folder / f"kubeconfig-{self._server.server_port}"
@@ -301,7 +301,7 @@ class Cluster:
         return body
 
     def event_reasons(self) -> list[str]:
-        """Return the reasons of the namespace's events; one that was repeated has one entry."""
+        """Return the reasons of the namespace's events; a repeated event has one entry."""
         found = self.apiserver.request("GET", self._path("events")).body["items"]
         return [event["reason"] for event in found]
 
@@ -334,7 +334,7 @@ class Cluster:
         return self.apiserver.request("DELETE", self._path("pods", pod), {"gracePeriodSeconds": 0})
 
     def step(self, job: str) -> None:
-        """Bind and start every new pod, and remove the pods that are being deleted."""
+        """Bind and start every new pod, and remove the pods in deletion."""
         for number, (name, pod) in enumerate(sorted(self.pods(job).items())):
             node = pod["spec"].get("nodeName")
             if node in self.silent:
@@ -361,7 +361,7 @@ class Cluster:
             state = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
             self._report(name, "Running", state, ready_since=since)
 
-    def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, job: str, condition: Callable[[], object], seconds: float = 180) -> None:
         """Simulate until the condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -369,7 +369,7 @@ class Cluster:
             self.step(job)
             time.sleep(0.05)
 
-    def wait(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def wait(self, condition: Callable[[], object], seconds: float = 180) -> None:
         """Wait until the condition is true, while no scheduler and no kubelet works."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -421,6 +421,6 @@ class Cluster:
 
 
 def end(operator: Operator) -> None:
-    """Kill an operator that still runs at the end of a test."""
+    """Kill an operator if it still runs at the end of a test."""
     if not operator.is_over:
         operator.kill()

@@ -84,7 +84,7 @@ class Queue:
         self.path = f"{ROOT}/namespaces/{cluster.namespace}/workloads"
 
     def create_default(self) -> None:
-        """Create the LocalQueue that takes jobs without a queue."""
+        """Create the LocalQueue for jobs without a queue."""
         queue = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": "LocalQueue",

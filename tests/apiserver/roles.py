@@ -1,6 +1,6 @@
-"""The chart's roles on the API server, and users who have them.
+"""The chart's roles on the API server, and users with these roles.
 
-The administrator impersonates the users, so that none needs a certificate. What a user may do is
+The administrator impersonates the users, so none needs a certificate. What a user may do is
 asked and tried.
 """
 
@@ -22,10 +22,10 @@ RBAC = "rbac.authorization.k8s.io"
 Object = dict[str, Any]
 Chart = Mapping[str, Sequence[Object]]
 
-# The kinds that give the operator its rights.
+# The kinds of the objects granting the operator its rights.
 GRANTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 
-# The API groups of resources that are not in core/v1, with their versions.
+# The API groups of resources outside core/v1, with their versions.
 GROUPS = {
     "ddpjobs": "ddpjob.dev/v1alpha1",
     "leases": "coordination.k8s.io/v1",
@@ -95,7 +95,7 @@ def token_of(apiserver: ApiServer, namespace: str, account: str) -> str:
 def aggregated(apiserver: ApiServer, chart: Chart, name: str) -> list[Object]:
     """Return the rules of a ClusterRole of Kubernetes, with those of the chart.
 
-    In a cluster, the controller manager writes the rules that the labels select into the role.
+    In a cluster, the controller manager writes the rules selected by the labels into the role.
     """
     path = f"/apis/{RBAC}/v1/clusterroles?labelSelector=kubernetes.io/bootstrapping=rbac-defaults"
     roles = [*apiserver.request("GET", path).body["items"], *chart["ClusterRole"]]
@@ -143,8 +143,8 @@ class User(NamedTuple):
     def may(self, right: str, namespace: str) -> bool:
         """Return True if the user has a right in a namespace: `VERB RESOURCE[/PART] [NAME]`.
 
-        Ask the API server, and send the request too, as a dry run for an object that does not exist
-        or is not valid. Both answers must agree.
+        Ask the API server, and send the request too, as a dry run for an absent or invalid object.
+        Both answers must agree.
         """
         verb, resource, name = [*right.split(), "absent"][:3]
         plural, _, part = resource.partition("/")
@@ -219,7 +219,7 @@ def _bind(apiserver: ApiServer, namespace: str, user: User, rules: Sequence[Obje
 
 def _wait_for_rights(user: User, namespace: str, resources: Set[str]) -> None:
     """Wait until the authorizer has read a new role: it follows a watch."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 180.0
     while not resources <= _resources_of(user, namespace):
         assert time.monotonic() < deadline, f"no rights for {resources} in {namespace}"
         time.sleep(0.05)

@@ -37,7 +37,7 @@ MUTABLE = {
     "recovery",
     "podSecurity",
 }
-# Fields for scheduling, which queues change while a job is suspended.
+# Fields for scheduling. Queues change them while a job is suspended.
 SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName", "scheduling"}
 
 DEFINITION = yaml.safe_load(CRD.read_text())
@@ -591,7 +591,7 @@ def test_the_server_may_choose_the_name(jobs: Jobs) -> None:
 
 # -- immutability
 
-# A value and another one for every immutable field of spec, by its type where that is enough.
+# Two values for every immutable field of spec, by its type if the type is enough.
 OF_A_TYPE: dict[str, tuple[Any, Any]] = {
     "integer": (60, 600),
     "boolean": (True, False),
@@ -632,7 +632,7 @@ DEFAULTED = {name for name, field in SPEC["properties"].items() if "default" in 
 
 
 def refusal_of(*path: str) -> str:
-    """Return the message with which a change of a field is refused."""
+    """Return the refusal message for a change of a field."""
     is_metadata = path[:2] == ("podTemplate", "metadata")
     return SUSPEND_FIRST if path[0] in SCHEDULING or is_metadata else IMMUTABLE
 
@@ -686,7 +686,7 @@ def leaves(
 ) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
     """Yield every leaf below `schema` as (path, two different values).
 
-    In a path, "[]" is an item and "{}" is a key that differs.
+    In a path, "[]" is an item and "{}" is a key with two different values.
     """
     kind = schema.get("type", "integer" if "x-kubernetes-int-or-string" in schema else "any")
     if "properties" in schema:
@@ -714,7 +714,7 @@ def leaves(
 
 
 def instance(schema: dict[str, Any], path: tuple[str, ...], value: Any) -> Any:
-    """Return the smallest object of `schema` that has `value` at `path`."""
+    """Return the smallest object of `schema` with `value` at `path`."""
     if not path:
         return value
     step, rest = path[0], path[1:]
@@ -730,7 +730,7 @@ def instance(schema: dict[str, Any], path: tuple[str, ...], value: Any) -> Any:
 
 
 def needed_by_rules(schema: dict[str, Any]) -> set[str]:
-    """Return the field that a rule requires of a container: its image."""
+    """Return the one field of a container required by a rule: its image."""
     return {"image"} & set(schema["properties"]) if "workingDir" in schema["properties"] else set()
 
 
@@ -742,7 +742,7 @@ def _least(schema: dict[str, Any], name: str = "") -> Any:
     return {"array": ["a"], "string": "/a" if name == "mountPath" else "a"}[schema["type"]]
 
 
-# Fields that are always refused, or whose rule a generated value cannot meet.
+# These fields are always refused, or a generated value cannot meet their rule.
 ELSEWHERE = {
     *(
         ("podTemplate", "spec", name)
@@ -998,7 +998,7 @@ AT = "2026-01-02T03:04:05Z"
 
 
 def a_value(described: dict[str, Any]) -> Any:
-    """Return a value that a schema accepts, with every field that it has."""
+    """Return a value of a schema, with all of its fields."""
     if "enum" in described:
         return described["enum"][0]
     if described["type"] == "object":
@@ -1090,11 +1090,11 @@ def test_no_object_keeps_unknown_fields_where_equality_would_miss_a_renamed_key(
         for key in schema.keys() & {"items", "additionalProperties"}:
             yield from traps(schema[key], path)
 
-    # A rule refuses unknown fields of podTemplate.metadata, with a message that says what to do.
+    # A rule refuses unknown fields of podTemplate.metadata. Its message says what to do.
     assert list(traps(SPEC, "spec")) == ["spec.podTemplate.metadata"]
 
 
-# Fields of a pod that podTemplate does not have, with the reason.
+# Fields of a pod missing in podTemplate, with the reason.
 LEFT_OUT = {
     "PodSpec": {
         "ephemeralContainers": "not allowed when a pod is made",
@@ -1161,8 +1161,8 @@ def test_the_pod_shapes_are_those_of_the_newest_kubernetes(
 ) -> None:
     """Compare all fields on the newest supported version.
 
-    An older version lacks some, and a newer one has more. A job that uses them is refused with a
-    sentence, which other tests show.
+    An older version lacks some, and a newer one has more. A job using a missing field is refused
+    with a sentence. Other tests show this.
     """
     minor = int(apiserver.request("GET", "/version").body["minor"])
     schemas = apiserver.request("GET", "/openapi/v3/api/v1").body["components"]["schemas"]

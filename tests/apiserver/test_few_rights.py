@@ -63,7 +63,7 @@ def test_doctor_answers_an_editor_in_few_lines(
     )
     assert f"{cluster.namespace}/ddpjob-operator serves namespace" in after.stdout
     assert "you may not look at: Nodes, DNS" in after.stdout
-    # Each line that is not ok has what to do below it.
+    # Each line that is not ok has advice below it.
     assert after.stdout.count("?   ") == after.stdout.count("→")
 
 
@@ -72,7 +72,7 @@ def test_the_advice_for_missing_rights_gives_them(
     apiserver: ApiServer, chart: Chart, namespace: str, tmp_path: Path
 ) -> None:
     (edit,) = (one for one in chart["ClusterRole"] if one["metadata"]["name"].endswith("-edit"))
-    # The chart's own role only adds to that of Kubernetes, so alone it is not enough.
+    # The chart's own role only adds to the role of Kubernetes, so alone it is not enough.
     kubeconfig = kubeconfig_with(apiserver, namespace, edit["rules"], tmp_path)
     refused = run(kubeconfig, "doctor")
     assert (refused.exit_code, lines_of(refused.stdout)["Rights"]) == (1, "!!")
@@ -109,7 +109,7 @@ def test_doctor_finds_the_quota_by_which_the_api_server_refuses_a_pod(
     quotas = path_of("resourcequotas", namespace)
     quota = {"metadata": {"name": "team"}, "spec": {"hard": hard}}
     assert apiserver.request("POST", quotas, quota).code == 201
-    # There is no controller that counts.
+    # There is no controller to count.
     status = {"status": {"hard": hard, "used": {"requests.cpu": "0", "limits.memory": "0"}}}
     assert apiserver.request("PATCH", f"{quotas}/team/status", status, MERGE).code == 200
 

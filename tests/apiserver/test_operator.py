@@ -137,7 +137,7 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
 ):
     gate = a_gate()
 
-    # Without the Lease of the one before, an operator need not wait until that has expired.
+    # Without the Lease of the operator before, a new one need not wait for its expiry.
     def fresh():
         cluster.remove_lease("ddpjob-operator")
         return an_operator(kubeconfig=gate.kubeconfig)

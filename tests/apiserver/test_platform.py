@@ -161,7 +161,7 @@ def test_pods_of_another_namespace_decide_nothing(cluster, other_namespace, an_o
 
 @pytest.fixture
 def three_nodes(cluster):
-    """Return a cluster of three Kubernetes nodes that answer."""
+    """Return a cluster of three ready Kubernetes nodes."""
     cluster.nodes = [f"{cluster.namespace}-{number}" for number in range(3)]
     for node in cluster.nodes:
         cluster.report_node(node, "True")

@@ -63,7 +63,7 @@ def finalizers_of(queue, job):
 
 
 def statuses_before_a_pod(writes, job):
-    """List the writes of the job's status that came before its first pod."""
+    """List the writes of the job's status before its first pod."""
     of_job = [write for write in writes if f"/{job}/status" in write or "/pods" in write]
     return list(itertools.takewhile(lambda write: "/pods" not in write, of_job))
 
@@ -88,7 +88,7 @@ def test_an_undisturbed_job_writes_its_workload_four_times(cluster, queue, an_op
         of_workload = [write for write in gate.writes if "/workloads" in write]
         assert [write.partition(name)[2] for write in of_workload[1:]] == ["/status", "/status", ""]
         assert (of_workload[0].split()[0], len(of_workload)) == ("POST", 4)
-        # One status more than without a queue: that of the job that waits. After the first pod,
+        # One status more than without a queue: the status of the waiting job. After the first pod,
         # the number depends on how many pods' news each look finds.
         waited = statuses_before_a_pod(gate.writes[len(alone) :], "digits")
         assert len(waited) == len(statuses_before_a_pod(alone, "alone")) + 1
@@ -143,7 +143,7 @@ def test_a_workload_is_let_go_if_its_job_went_while_no_operator_was_there(
     cluster.apiserver.delete_jobs(cluster.namespace)
     queue.delete("digits")
     an_operator()
-    # A pod that runs still uses the room.
+    # A running pod still uses the room.
     cluster.wait(lambda: cluster.holder())
     assert len(queue.workloads("digits")) == 1
     for pod in cluster.pods("digits"):

@@ -21,7 +21,7 @@ Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def helm(apiserver: ApiServer, namespace: str) -> Iterator[Helm]:
-    """Run helm in the namespace of the test. Releases that remain are uninstalled at the end."""
+    """Run helm in the namespace of the test. Remaining releases are uninstalled at the end."""
     path = shutil.which("helm")
     if path is None:
         pytest.skip("needs helm: see https://helm.sh/docs/intro/install/")
@@ -92,7 +92,7 @@ def test_the_operator_may_do_what_it_needs_and_no_more(
     assert not may("update", "pods")
     assert not may("get", "secrets")
     assert not may("update", "leases.coordination.k8s.io/kube-scheduler", namespace)
-    # It marks the namespaces that it serves.
+    # It marks its namespaces.
     assert may("create", "leases.coordination.k8s.io")
     assert may("update", "leases.coordination.k8s.io/ddpjob-installation")
     assert not may("update", "leases.coordination.k8s.io")
@@ -141,7 +141,7 @@ def helm_test(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def readyz() -> Iterator[str]:
-    """Serve a probe that is always ready, and return its URL."""
+    """Serve a probe with the answer "ready", and return its URL."""
 
     class Ready(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

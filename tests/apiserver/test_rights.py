@@ -1,6 +1,6 @@
 """What each role in the table of SECURITY.md can and cannot do, on an API server with RBAC.
 
-One operator serves a namespace for each test that needs it. It has the chart's Roles.
+One operator serves one namespace for each test that needs it. It has the chart's Roles.
 """
 
 import json
@@ -30,7 +30,7 @@ from roles import (
 from ddpjob.controller.territory import MARK
 from ddpjob.core.agent_files import agent_files, config_map_name
 
-# The names of the rows, which begin the first cells.
+# The names of the rows, at the beginnings of the first cells.
 ROWS = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
 
 AGENT = config_map_name()
@@ -67,7 +67,7 @@ def of_row(name: str) -> Callable[[Test], Test]:
 
 
 def check(user: User, namespace: str, can: Iterable[str], cannot: Iterable[str]) -> None:
-    """Fail with the rights that a user lacks, and with those that are too many."""
+    """Fail with the missing rights of a user, and with the excess ones."""
     assert [right for right in can if not user.may(right, namespace)] == []
     assert [right for right in cannot if user.may(right, namespace)] == []
 
@@ -85,7 +85,7 @@ def a_job(name: str, **more: Any) -> dict[str, Any]:
 
 
 def a_powerful_pod(account: str) -> dict[str, Any]:
-    """Return a pod that uses an account, and all files of its node."""
+    """Return a pod with an account, and with all files of its node."""
     volumes = [{"name": "node", "hostPath": {"path": "/"}}]
     spec = {"serviceAccountName": account, "volumes": volumes}
     containers = [{"name": "it", "image": "i"}]
@@ -93,7 +93,7 @@ def a_powerful_pod(account: str) -> dict[str, Any]:
 
 
 class Installation(NamedTuple):
-    """An operator with its own namespace, and the namespaces that it watches."""
+    """An operator with its own namespace, and the watched namespaces."""
 
     operator: Operator
     home: str
@@ -110,7 +110,7 @@ def chart() -> Chart:
 def installation(
     apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Run the operator with the Roles that the chart has with `watchNamespaces`."""
+    """Run the operator with the chart's Roles for `watchNamespaces`."""
     home = apiserver.create_namespace("home")
     names = {purpose: apiserver.create_namespace(purpose) for purpose in ("maps", "lease", "code")}
     watched = f"watchNamespaces={{{','.join(names.values())}}}"
@@ -184,7 +184,7 @@ def test_whoever_replaces_config_maps_runs_code_in_the_pods(
     writer = user_with(apiserver, namespace, rules("", "configmaps", *WRITING_CONFIG_MAPS))
     check(writer, namespace, can=WRITING_CONFIG_MAPS, cannot=(*EDITING, *WRITING_LEASES))
 
-    # One that was created before the operator's is not used, also if it only has one file more.
+    # A ConfigMap created before the operator's is not used, even if it only has one file more.
     maps = path_of("configmaps", namespace)
     data = {**agent_files(), "types.py": "raise SystemExit('code runs')"}
     added = {"metadata": {"name": AGENT}, "immutable": True, "data": data}

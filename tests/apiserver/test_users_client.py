@@ -1,4 +1,4 @@
-"""The Python client and the command line with a real API server, which has no kubelet."""
+"""The Python client and the command line with a real API server, without a kubelet."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def kubeconfig(apiserver: ApiServer, namespace: str, tmp_path: Path) -> Path:
-    """Return a kubeconfig whose context has the namespace of the test."""
+    """Return a kubeconfig with the namespace of the test in its context."""
     config = json.loads(apiserver.kubeconfig_for(ADMIN_TOKEN))
     config["contexts"][0]["context"]["namespace"] = namespace
     path = tmp_path / "kubeconfig"
@@ -40,7 +40,7 @@ def client(kubeconfig: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def run(kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs a command as a user does, in a folder of the test."""
+    """Return a function for running a command as a user does, in a folder of the test."""
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     monkeypatch.chdir(tmp_path)
 
@@ -52,7 +52,7 @@ def run(kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.fixture
 def set_status(apiserver: ApiServer, namespace: str) -> Callable[..., None]:
-    """Return a function that writes the status of a job, as an operator does."""
+    """Return a function for writing the status of a job, as an operator does."""
 
     def set_status(name: str, phase: str, **status: Any) -> None:
         if phase in ("Complete", "Failed"):
@@ -84,7 +84,7 @@ def later(function: Callable[[], None], when: Callable[[], bool] = lambda: True)
     """Run a function a moment later, when a condition holds. The test waits for its effect."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 180.0
         while not when():
             assert time.monotonic() < deadline, "the condition never held"
             time.sleep(0.05)
@@ -440,7 +440,7 @@ def test_submit_waits_and_its_exit_code_is_that_of_the_job(
 ) -> None:
     file = write(tmp_path / "job.yaml", a_job().manifest())
     run("submit", file)
-    # A job that has ended before would be refused.
+    # If the job had ended before the change, the change would be refused.
     later(
         lambda: set_status("digits", "Failed"),
         when=lambda: is_changed(apiserver, client.namespace),
@@ -557,7 +557,7 @@ def test_a_command_that_waits_ends_after_its_time(
     ended = run(*words.split(), "--timeout", "1s")
     assert ended.exit_code == 124
     assert ended.stdout.startswith(stdout)
-    # The time is that of the command, and not of each job.
+    # The command has one time limit, not one for each job.
     for name in ("digits", "other") if "other" in words else ("digits",):
         assert f"error: job {name} has not finished after 1 s: Pending" in ended.stderr
         goes_on = f"the job goes on; ddpjob logs {name} -f follows it again\n"
@@ -588,7 +588,7 @@ def test_wait_for_a_job_that_is_deleted_ends(
         return watch(*args, **options)
 
     monkeypatch.setattr(AsyncClient, "watch", noted)
-    # A job that is deleted before would not be found.
+    # If the job were deleted earlier, it would not be found.
     later(lambda: void(client.delete("digits")), when=has_found_the_job.is_set)
     ended = run("wait", "digits")
     assert (ended.exit_code, "was deleted" in ended.stderr) == (2, True)

@@ -13,11 +13,11 @@ from test_crd import ACCEPTED, job
 from ddpjob import DDPJob
 from ddpjob.core.api.readers import SpecError
 
-# Specs that are made by changes of good ones, and the changes in each.
+# Number of specs made by changes of good ones, and the seed of these changes.
 MUTATED = 2_000
 SEED = 20260101
 
-# Values of all types, which take the place of any value.
+# Values of all types, in the place of any value.
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -81,12 +81,12 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated(number: int) -> dict[str, Any]:
-    """Return a good spec with up to three values that are others, or with other fields."""
+    """Return a good spec with up to three changed values, or with other fields."""
     chooser = random.Random(SEED + number)
     spec = copy.deepcopy(job("bad", **chooser.choice(list(ACCEPTED.values())))["spec"])
     for _ in range(chooser.randint(1, 3)):
         found = list(places(spec))
-        # Nothing is left of a small spec that has lost its fields.
+        # Nothing is left of a small spec without its fields.
         if not found:
             break
         *parents, last = chooser.choice(found)

@@ -1,4 +1,4 @@
-"""Gangs that Kubernetes itself schedules whole: a real API server and a real scheduler."""
+"""Gangs scheduled whole by Kubernetes itself: a real API server and a real scheduler."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ RESOURCES = {"requests": {"cpu": "1"}}
 
 
 class Scheduled(Cluster):
-    """A namespace whose pods the scheduler binds. `step` simulates the kubelets alone."""
+    """A namespace in which the scheduler binds the pods. `step` simulates the kubelets alone."""
 
     def step(self, job: str) -> None:
         for name, pod in sorted(self.pods(job).items()):
@@ -39,7 +39,7 @@ class Scheduled(Cluster):
                 self._meet(name, pod["metadata"]["labels"]["ddpjob.dev/attempt"])
 
     def bound(self, job: str) -> dict[str, str]:
-        """Return the nodes of the pods of a job that have one, by the names of the pods."""
+        """Return the nodes of a job's bound pods, by the names of the pods."""
         nodes = {name: pod["spec"].get("nodeName") for name, pod in self.pods(job).items()}
         return {name: str(node) for name, node in nodes.items() if node}
 

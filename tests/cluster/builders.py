@@ -1,4 +1,4 @@
-"""Build the objects that the tests apply."""
+"""Build the objects of the tests."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .commands import ROOT, Object
 
 MANAGED = {"matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}}
 
-# Spread the pods of a job over the nodes that it may use.
+# Spread the pods of a job over its possible nodes.
 SPREAD = {
     "topologyKey": "kubernetes.io/hostname",
     "maxSkew": 1,
@@ -29,8 +29,8 @@ SEPARATE = {
     }
 }
 
-# A label of nodes that the second worker gets only at the end, and the namespace of the job that
-# waits for it.
+# A label of nodes, given to the second worker only at the end, and the namespace of the job waiting
+# for it.
 LATE = "ddpjob.dev/test-late"
 WAITING = "waiting"
 
@@ -39,7 +39,7 @@ EARLY_CHECKPOINTS = ("--checkpoint-every", "25", "--threads", "1")
 
 
 def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
-    """Return a DDPJob of two nodes, spread over them, that runs `args`."""
+    """Return a DDPJob of two nodes, spread over them, with `args` to run."""
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
@@ -55,19 +55,19 @@ def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
 
 
 def digits(name: str, epochs: int, **spec: Any) -> Object:
-    """Return a job that trains. An epoch takes about a third of a second."""
+    """Return a training job. An epoch takes about a third of a second."""
     return job(name, "-m", "ddp_trainer", "digits", "--epochs", str(epochs), **spec)
 
 
 def digits_with_checkpoints(name: str, epochs: int, **spec: Any) -> Object:
-    """Return a job that writes a checkpoint early. It needs the claim `checkpoints`."""
+    """Return a job with an early checkpoint. It needs the claim `checkpoints`."""
     manifest = digits(name, epochs, checkpoint={"claimName": "checkpoints"}, **spec)
     manifest["spec"]["args"] += EARLY_CHECKPOINTS
     return manifest
 
 
 def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Object]:
-    """Return the ConfigMap of a script, and a job that trains with pauses: a second an epoch.
+    """Return the ConfigMap of a script, and a job training with pauses: a second an epoch.
 
     It writes a checkpoint early, and needs the claim `checkpoints`.
     """
@@ -79,7 +79,7 @@ def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Objec
 def script_job(
     name: str, script: str, *args: str, image: str = PLAIN, **spec: Any
 ) -> tuple[Object, Object]:
-    """Return a ConfigMap with a user's script, and a job that runs it, in the plain image."""
+    """Return a ConfigMap with a user's script, and a job to run it, in the plain image."""
     scripts = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

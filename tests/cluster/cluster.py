@@ -1,4 +1,4 @@
-"""The kind cluster of the tests and its operator, made with the programs that a user types."""
+"""The kind cluster of the tests and its operator, made with the programs of a user."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ CONTROL_PLANE = f"{NAME}-control-plane"
 WORKERS = (f"{NAME}-worker", f"{NAME}-worker2")
 SYSTEM = "ddpjob-system"  # the operator's namespace
 
-# The kubeconfig, and the folder that the nodes share.
+# The kubeconfig, and the shared folder of the nodes.
 SCRATCH = ROOT / "build" / "cluster-test"
 
-# The run of pytest that has brought the cluster up.
+# Names the run of pytest that has brought the cluster up.
 READY = SCRATCH / "ready"
 
 CHART = ROOT / "charts" / "ddpjob-operator"
@@ -42,7 +42,7 @@ def build_operator_image() -> None:
 
 
 def build_trainer_images() -> None:
-    """Build the plain image, which is a stage of the trainer's, and the trainer's own."""
+    """Build the plain image, a stage of the trainer's, and the trainer's own."""
     trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
     run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
     run(*trainer, "--tag", TRAINER, ".")
@@ -54,19 +54,19 @@ def build_trainer_images() -> None:
 
 
 def shorten_node_grace_period() -> None:
-    """Let the control plane call a node unreachable after 20 s, not 50 s, so that tests are short.
+    """Let the control plane call a node unreachable after 20 s, not 50 s, to shorten the tests.
 
     The kubelet of the control plane restarts the controller manager when its manifest changes.
     """
     manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml"
     flag = "--node-monitor-grace-period=20s"
-    # A new file is moved over the old one, so that the kubelet never reads a part of it.
+    # A new file is moved over the old one, so the kubelet never reads a part of it.
     edit = f"sed 's/^\\( *\\)- kube-controller-manager$/&\\n\\1- {flag}/' {manifest} > /root/new"
     run("docker", "exec", CONTROL_PLANE, "sh", "-c", f"{edit} && mv /root/new {manifest}")
 
 
 class Cluster:
-    """The cluster, its operator, and the folder that its nodes share."""
+    """The cluster, its operator, and the shared folder of its nodes."""
 
     def __init__(self) -> None:
         self.kubeconfig = SCRATCH / "kubeconfig"
@@ -81,7 +81,7 @@ class Cluster:
     def up(self, run_name: str = "") -> None:
         """Create the cluster, or take the existing one, and bring images and chart up to date.
 
-        `run_name` is the run of pytest that does this.
+        `run_name` is the name of this run of pytest.
         """
         SCRATCH.mkdir(parents=True, exist_ok=True)
         kept = NAME in run("kind", "get", "clusters").split()
@@ -102,7 +102,7 @@ class Cluster:
         READY.write_text(run_name)
 
     def load(self, *images: str) -> None:
-        """Copy images to the workers, each layer once, through the folder that the nodes share.
+        """Copy images to the workers, each layer once, through the shared folder of the nodes.
 
         `kind load` would send all layers through a pipe to each node.
         """
@@ -152,7 +152,7 @@ class Cluster:
 
     @cached_property
     def read(self) -> Reader:
-        """Connection on which tests look at objects. The cluster must be up."""
+        """Connection for the tests to look at objects. The cluster must be up."""
         return Reader(self.kubeconfig)
 
     # -- nodes
@@ -179,9 +179,9 @@ class Cluster:
         wait_until(f"{node} is ready", is_ready, 120)
 
     def pods_of_kubelet(self, node: str) -> list[str]:
-        """Return the uids of the pods that the kubelet of a node has not removed.
+        """Return the uids of the pods still known to the kubelet of a node.
 
-        The API server forgets a pod that is deleted by force.
+        The API server forgets a pod deleted by force.
         """
         return run("docker", "exec", node, "ls", "/var/lib/kubelet/pods").split()
 
@@ -219,7 +219,7 @@ class Cluster:
             self._scale(1)
 
     def kill_operator(self) -> None:
-        """Delete the operator's pod at once, so that it cannot release its Lease."""
+        """Delete the operator's pod at once, before it can release its Lease."""
         how = ("--all", "--force", "--grace-period=0", "--wait=false")
         self.kubectl("delete", "pods", "--namespace", SYSTEM, *how)
 

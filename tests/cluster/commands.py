@@ -1,4 +1,4 @@
-"""Run the programs that a user types (docker, kind, helm, kubectl) and wait for their effects."""
+"""Run the programs of a user (docker, kind, helm, kubectl) and wait for their effects."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> s
 def wait_until(
     what: str, look: Callable[[], T | None], seconds: float, explain: Callable[[], str] = str
 ) -> T:
-    """Call `look` until its answer is true, and return that answer.
+    """Call `look` until its answer is true, and return this answer.
 
     After `seconds`, raises AssertionError with `what` and the text of `explain()`.
     """
@@ -78,7 +78,7 @@ def require_tools() -> None:
 def node_image() -> str:
     """Return the node image to use, or an empty string for the default of the kind release.
 
-    Raises Unavailable if an image is named that the Docker engine does not have.
+    Raises Unavailable if the Docker engine does not have the named image.
     """
     image = os.environ.get("KIND_NODE_IMAGE", "")
     named_in = ROOT.parent / "shared" / "lab" / "node-image-name"

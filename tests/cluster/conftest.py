@@ -1,7 +1,7 @@
 """One kind cluster for all tests of this folder and all workers, and one namespace for each test.
 
 KEEP_CLUSTER=1         use the existing cluster `ddpjob-test` and keep it: seconds, not minutes
-KIND_NODE_IMAGE=...    node image of the cluster (default: that of the kind release)
+KIND_NODE_IMAGE=...    node image of the cluster (default: the one of the kind release)
 CI=true                fail if tools or data are missing, instead of skipping
 """
 
@@ -50,7 +50,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Return the cluster with images loaded and the chart installed.
 
-    The first worker creates it. tests/scheduling.py deletes it after the last test that uses it.
+    The first worker creates it. tests/scheduling.py deletes it after its last test.
     """
     try:
         require_tools()
@@ -69,7 +69,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 
 def start_waiting(cluster: Cluster) -> None:
-    """Start a job that may use one node only. It waits for the second while the other tests run.
+    """Start a job with one possible node. It waits for the second while the other tests run.
 
     test_waiting.py looks at it at the end.
     """
@@ -86,7 +86,7 @@ def start_waiting(cluster: Cluster) -> None:
 
 
 def name_after(node_name: str) -> str:
-    """Return a unique name of a namespace that resembles a test's name."""
+    """Return a unique name of a namespace, similar to a test's name."""
     stem = re.sub(r"[^a-z0-9]+", "-", node_name.removeprefix("test_").lower())
     return f"{stem[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
 
@@ -95,7 +95,7 @@ def name_after(node_name: str) -> str:
 def make_namespace(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Namespace]]:
-    """Return a function that makes a namespace with labels, named after the test."""
+    """Return a function for making a namespace with labels, named after the test."""
     namespaces: list[Namespace] = []
 
     def make(**labels: str) -> Namespace:
@@ -114,10 +114,10 @@ def namespace(make_namespace: Callable[..., Namespace]) -> Namespace:
 
 @pytest.fixture(scope="package")
 def undisturbed(cluster: Cluster) -> Iterator[Object]:
-    """Return the weights that a training of LONG epochs ends with if nothing happens to it."""
+    """Return the final weights of a training of LONG epochs without any fault."""
     namespace = Namespace(cluster, f"undisturbed-{uuid.uuid4().hex[:6]}")
     start_training(namespace, LONG)
-    namespace.wait_for_complete(JOB, 300)
+    namespace.wait_for_complete(JOB)
     yield weights(namespace)
     namespace.delete()
 

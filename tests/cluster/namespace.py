@@ -10,14 +10,17 @@ from typing import Any
 from .cluster import SYSTEM, Cluster
 from .commands import CommandFailed, Object, T, wait_until
 
+# How long a state may take, in seconds. An idle machine needs less than a fifth of it.
+DEADLINE = 600.0
+
 
 def attempt_of(status: Object) -> int:
-    """Return the number of the current attempt in a status; that before the first is 0."""
+    """Return the number of the current attempt in a status; before the first, it is 0."""
     return int(status.get("attempt", {}).get("number", 0))
 
 
 class Namespace:
-    """One namespace of the cluster, which is created with `labels`."""
+    """One namespace of the cluster, created with `labels`."""
 
     def __init__(self, cluster: Cluster, name: str, **labels: str) -> None:
         self.cluster = cluster
@@ -36,7 +39,7 @@ class Namespace:
         return self.cluster.shared / self.name / claim
 
     def claim(self, name: str) -> None:
-        """Create a ReadWriteMany claim over a new folder that every user may write to."""
+        """Create a ReadWriteMany claim over a new folder. Every user may write to it."""
         folder = self.folder(name)
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
@@ -107,17 +110,17 @@ class Namespace:
         return {name: pod["spec"].get("nodeName", "") for name, pod in self.pods(job).items()}
 
     def unfinished(self, job: str) -> list[str]:
-        """Return the pods of a job that have not ended."""
+        """Return the unfinished pods of a job."""
         ended = ("Succeeded", "Failed")
         return [name for name, pod in self.pods(job).items() if pod["status"]["phase"] not in ended]
 
     def json_lines(self, pod: str) -> list[Object]:
-        """Return the lines of a pod's log that are JSON objects."""
+        """Return the JSON objects in a pod's log, one a line."""
         lines = self.cluster.read.log(pod, self.name, "trainer").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def progress(self, pod: str, event: str) -> list[Object]:
-        """Return the progress events of one kind that a pod's rank 0 has written so far."""
+        """Return a pod's progress events of one kind, written by rank 0 so far."""
         try:
             records = self.json_lines(pod)
         except CommandFailed:
@@ -126,9 +129,9 @@ class Namespace:
         return [record for record in records if record.get("event") == event]
 
     def progress_of(self, job: str, attempt: int, event: str) -> list[Object]:
-        """Return the progress events of one kind that rank 0 has written in an attempt.
+        """Return the progress events of one kind, written by rank 0 in an attempt.
 
-        The log of a pod that stays has a line where each of its attempts begins.
+        If a pod stays, its log has a line at the beginning of each of its attempts.
         """
         for pod in self.pods(job):
             if pod.endswith("-0"):
@@ -145,7 +148,7 @@ class Namespace:
 
     @contextmanager
     def watching_pods(self) -> Iterator[list[str]]:
-        """Collect "NAME UID" of every pod that exists during the block.
+        """Collect "NAME UID" of every existing pod during the block.
 
         The list is complete after the block.
         """
@@ -171,14 +174,14 @@ class Namespace:
 
     # -- wait
 
-    def wait(self, what: str, look: Callable[[], T | None], seconds: float = 180) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = DEADLINE) -> T:
         """Return the first true answer of `look`.
 
-        After `seconds`, raises AssertionError that shows everything in the namespace.
+        After `seconds`, raises AssertionError with everything in the namespace.
         """
         return wait_until(what, look, seconds, self.explain)
 
-    def wait_for_status(self, job: str, seconds: float = 180, **expected: Any) -> Object:
+    def wait_for_status(self, job: str, seconds: float = DEADLINE, **expected: Any) -> Object:
         """Return the status as soon as it has every value of `expected`. `attempt` is a number.
 
         Fails at once if the job is finished without them.
@@ -198,12 +201,12 @@ class Namespace:
     def wait_for_complete(
         self,
         job: str,
-        seconds: float = 180,
+        seconds: float = DEADLINE,
         failures: int = 0,
         disruptions: int = 0,
         announced: int = 0,
     ) -> Object:
-        """Return the status of a job that completes on two nodes after these restarts."""
+        """Return the status of a job, completed on two nodes after these restarts."""
         status = self.wait_for_status(job, seconds, phase="Complete")
         found = {
             "failures": status["budget"]["failures"],
@@ -222,7 +225,7 @@ class Namespace:
         assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"
         return status
 
-    def wait_until_nothing_runs(self, job: str, seconds: float = 90) -> None:
+    def wait_until_nothing_runs(self, job: str, seconds: float = DEADLINE) -> None:
         """Wait until every pod of a job has ended or is gone."""
         self.wait(f"no pod of {job} runs", lambda: not self.unfinished(job), seconds)
 

@@ -1,9 +1,9 @@
-"""A Prometheus on this machine, which scrapes what the chart's monitors select in the cluster.
+"""A Prometheus on this machine. It scrapes the targets of the chart's monitors in the cluster.
 
-It is Debian's, which is built without the discovery of Kubernetes, so `Discovery` looks for the
-targets. It writes them with the labels that Prometheus' own discovery gives them. `scrape` makes of
-a monitor what the Prometheus Operator makes of it, as far as the chart's monitors need that. The
-API server passes the scrapes on.
+Debian's Prometheus is built without the discovery of Kubernetes, so `Discovery` looks for the
+targets. It writes them with the same labels as Prometheus' own discovery. `scrape` converts a
+monitor as the Prometheus Operator does, as far as the chart's monitors need it. The API server
+passes the scrapes on.
 """
 
 import base64
@@ -33,7 +33,7 @@ INTERVAL = 1
 
 
 class Prometheus:
-    """A Prometheus whose files are in `folder`. Raises Unavailable if it is not installed."""
+    """A Prometheus with its files in `folder`. Raises Unavailable if it is not installed."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         program = shutil.which("prometheus")
@@ -95,7 +95,7 @@ class Prometheus:
 
 
 class Discovery:
-    """Writes the targets of the chart's monitors into files, which Prometheus watches."""
+    """Writes the targets of the chart's monitors into files. Prometheus watches them."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
@@ -215,7 +215,7 @@ def scrape(monitor: Object) -> Object:
 
 
 def selected(selector: Object, source: str) -> Iterator[tuple[str, str]]:
-    """Yield the labels of a target that a selector needs, and their values."""
+    """Yield the target labels required by a selector, and their values."""
     for label, value in selector.get("matchLabels", {}).items():
         yield f"{source}_label_{sanitized(label)}", value
     for expression in selector.get("matchExpressions", []):

@@ -41,7 +41,7 @@ class Reader:
         )
 
     def pods(self, namespace: str, selector: str = "") -> list[Object]:
-        """Return the pods that match a label selector; an empty namespace means all of them."""
+        """Return the pods selected by labels; an empty namespace means all namespaces."""
         if namespace:
             text = _text(self._core.list_namespaced_pod, namespace, label_selector=selector)
         else:
@@ -50,7 +50,7 @@ class Reader:
         return items
 
     def log(self, pod: str, namespace: str, container: str) -> str:
-        """Return the log of a container, which must have started."""
+        """Return the log of a started container."""
         return _text(self._core.read_namespaced_pod_log, pod, namespace, container=container)
 
 

@@ -1,6 +1,6 @@
 """Share one cluster between the workers of pytest-xdist.
 
-The first worker that needs the cluster creates it. A test has a turn on it: tests that are marked
+The first worker that needs the cluster creates it. A test has a turn on it: tests with the mark
 `alone` have it for themselves, all others at the same time.
 """
 
@@ -16,7 +16,7 @@ LOCKS = Path(tempfile.gettempdir()) / "ddpjob-test-locks"
 
 @contextmanager
 def locked(name: str, *, alone: bool = True) -> Iterator[None]:
-    """Hold a lock of this machine during the block, which others may share unless `alone`."""
+    """Hold a lock of this machine during the block. Unless `alone`, others may share it."""
     LOCKS.mkdir(parents=True, exist_ok=True)
     with (LOCKS / name).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
@@ -28,7 +28,7 @@ def locked(name: str, *, alone: bool = True) -> Iterator[None]:
 def turn(*, alone: bool) -> Iterator[None]:
     """Hold the cluster during the block.
 
-    A test that waits for exclusive use holds the queue, so later tests cannot overtake it.
+    A test waiting for exclusive use holds the queue, so later tests cannot overtake it.
     """
     with ExitStack() as stack:
         with locked("queue"):

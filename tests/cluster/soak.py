@@ -3,9 +3,9 @@
     make soak-cluster MINUTES=30
     python -m tests.cluster.soak --minutes 5 --seed 1
 
-Faults come one after another, each when every job trains, so that the counters that a job must have
-are known exactly. The exit code is 1 if a counter or a result is wrong, or if a pod is left that
-runs. KEEP_CLUSTER=1 uses the existing cluster and keeps it.
+Faults come one after another, each when every job trains, so the expected counters of a job are
+known exactly. The exit code is 1 if a counter or a result is wrong, or if a pod is left running.
+KEEP_CLUSTER=1 uses the existing cluster and keeps it.
 """
 
 import argparse
@@ -30,15 +30,15 @@ SURVIVOR, VICTIM = WORKERS
 JOBS_AT_ONCE = 2
 EPOCHS = 250
 
-# Seconds between two faults, and the longest time in which every job must train again.
+# Seconds between two faults, and the longest time until every job trains again.
 PAUSE = (3.0, 20.0)
 RECOVERY = 300
 
 # Later failures of one job would wait for minutes, because it backs off.
 MAX_FAILURES = 3
 
-# Shorter than the default, and longer than the time for which Kubernetes takes a healthy node for
-# unreachable after its control plane was frozen.
+# Shorter than the default. After its control plane was frozen, Kubernetes takes a healthy node for
+# unreachable, but for a shorter time than this.
 DEAD_NODE_SECONDS = 15
 
 LIVELY_BUDGETS = {"maxRestarts": 1000, "maxDisruptions": 1000}
@@ -46,7 +46,7 @@ LIVELY_BUDGETS = {"maxRestarts": 1000, "maxDisruptions": 1000}
 
 @dataclass
 class SoakJob:
-    """One training, in a namespace of its own, and the counters that it must end with."""
+    """One training, in a namespace of its own, and its expected counters at the end."""
 
     namespace: Namespace
     failures: int = 0
@@ -81,7 +81,7 @@ class SoakJob:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a fault costs the jobs that it hits."""
+    """The costs of a fault for the affected jobs."""
 
     failures: int = 0
     disruptions: int = 0
@@ -134,7 +134,7 @@ class Soak:
         namespace = Namespace(self.cluster, f"soak-{number}-{stamp}")
         namespace.claim("checkpoints")
         manifest = digits_with_checkpoints(JOB, EPOCHS, failurePolicy=LIVELY_BUDGETS)
-        # A rank that hangs is noticed after this time.
+        # A hanging rank is noticed after this time.
         manifest["spec"]["args"] += ["--timeout", "10"]
         namespace.apply(manifest)
         self.running.append(SoakJob(namespace))
@@ -148,7 +148,7 @@ class Soak:
             say(f"{job.namespace.name} ended: {'; '.join(job.problems) or 'as expected'}")
 
     def wait_until_all_train(self) -> None:
-        """Wait until each job trains in the attempt that it must be in, or has ended."""
+        """Wait until each job trains in its expected attempt, or has ended."""
 
         def settled() -> bool:
             return all(job.trains or job.finished for job in self.running)
@@ -183,7 +183,7 @@ class Soak:
             self._note(fault, job, before[job.namespace.name])
 
     def _draw_fault(self, target: SoakJob) -> Fault:
-        """Draw one of the faults that were caused least often until now."""
+        """Draw one of the faults with the fewest occurrences until now."""
         faults = [
             fault for fault in FAULTS if not fault.effect.failures or target.failures < MAX_FAILURES
         ]

@@ -1,4 +1,4 @@
-"""A job that takes two nodes with the devices of a trn1.32xlarge whole."""
+"""A job on two whole nodes, with the devices of a trn1.32xlarge."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from .namespace import Namespace
 DEVICES = {"aws.amazon.com/neuron": "16", "vpc.amazonaws.com/efa": "8"}
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
-# What every Trn1 recipe of AWS sets for several nodes, and the network interface that Neuron's
-# bootstrap uses on EKS.
+# Every Trn1 recipe of AWS sets these for several nodes. The last is the network interface for
+# Neuron's bootstrap on EKS.
 AWS_SAMPLE = {
     "FI_PROVIDER": "efa",
     "FI_EFA_USE_DEVICE_RDMA": "1",

@@ -12,7 +12,7 @@ import pytest
 from .builders import digits
 from .cluster import PLAIN
 from .commands import ROOT, wait_until
-from .namespace import Namespace
+from .namespace import DEADLINE, Namespace
 
 PAGE = ROOT / "docs" / "users" / "storage.md"
 
@@ -40,7 +40,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
 dist.destroy_process_group()
 """
 HELPER = 'import built\n\n\ndef greeting(rank):\n    return f"hello from {built.WHAT} {rank}"\n'
-# It builds a module beside the script, which the attempt after a recovery in place needs too.
+# It builds a module beside the script. The attempt after a recovery in place needs it too.
 SETUP = """echo "the setup of node $DDP_NODE_INDEX"
 sleep 3
 echo 'WHAT = "rank"' > built.py
@@ -57,7 +57,7 @@ class User:
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run a command in the namespace of the test."""
         process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=DEADLINE)
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
@@ -112,9 +112,9 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
 
     following = user.start("ddpjob", "submit", *own, *stay, "--nproc", "2", "--follow")
     look_into_its_pods(user)
-    shown, errors = following.communicate(timeout=240)
+    shown, errors = following.communicate(timeout=DEADLINE)
 
-    # The whole run is shown, with the failure and the restart, and the code is that of the job.
+    # The whole run is shown, with the failure and the restart, and the exit code is the job's.
     assert following.returncode == 0, shown + errors
     assert "ddpjob/train created" in shown
     assert "runs spec.setup" in shown
@@ -126,7 +126,7 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     for rank in range(4):
         line = f"[n{rank // 2}] [rank{rank}]: hello from rank {rank}"
         assert everything.splitlines().count(line) == 2
-    # Each pod has run the setup once. The one of the rank that failed was made anew.
+    # Each pod has run the setup once. The pod of the failed rank was made anew.
     setups = [everything.count(f"[n{node}] the setup of node {node}\n") for node in range(2)]
     assert setups == [1, 2]
     assert "ValueError: bad data" in everything
@@ -161,7 +161,7 @@ def look_into_its_pods(user: User) -> None:
         180,
         lambda: user.run("ddpjob", "status", "train").stdout,
     )
-    # Pods that have trained stay.
+    # Pods stay once they have trained.
     user.namespace.wait_for_status("train", phase="Running", nodesReady="2/2")
     assert user.run(*execute, "--", "pwd").stdout == "/ddpjob/work\n"
 
@@ -174,7 +174,7 @@ def look_into_its_pods(user: User) -> None:
     missing = user.run("ddpjob", "cp", "train:0:out/9.pt", ".")
     assert (missing.returncode, "has no 'out/9.pt'" in missing.stderr) == (2, True)
 
-    # Only pods of a gang that has met stay for the next attempt.
+    # Only after the gang has met, its pods stay for the next attempt.
     wait_until("the pods are ready", lambda: "2/2" in user.run("ddpjob", "list").stdout, 60)
     assert user.run(*execute, "--node", "1", "--", "sh", "-c", "touch fail; exit 7").returncode == 7
 

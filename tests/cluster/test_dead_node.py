@@ -1,4 +1,4 @@
-"""A worker that freezes and comes back, with nobody at the keyboard."""
+"""A worker freezes and comes back, with nobody at the keyboard."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def test_a_job_moves_away_from_a_dead_node_and_leaves_nothing_there(
     uid = namespace.pods(JOB)[lost]["metadata"]["uid"]
 
     with cluster.paused(VICTIM):
-        namespace.wait_for_status(JOB, 120, attempt=1, phase="Running")
+        namespace.wait_for_status(JOB, attempt=1, phase="Running")
         assert set(namespace.nodes_of(JOB).values()) == {SURVIVOR}
         assert_resumed(namespace, attempt=1)
         status = namespace.wait_for_complete(JOB, disruptions=1)

@@ -30,7 +30,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
 """
 
 
-# The pods of a job of which pod 1 was lost once. With InPlace, pod 0 stays.
+# The pods of a job after one loss of pod 1. With InPlace, pod 0 stays.
 PODS = {"InPlace": ("0-0", "0-1", "1-1"), "Recreate": ("0-0", "0-1", "1-0", "1-1")}
 
 
@@ -50,7 +50,7 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
     assert_resumed(namespace, attempt=1)
-    status = namespace.wait_for_complete(JOB, 300, failures=1)
+    status = namespace.wait_for_complete(JOB, failures=1)
 
     failure = status["lastFailure"]
     assert (failure["attempt"], failure["cause"]) == (0, "Failure")
@@ -68,7 +68,7 @@ def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
     with namespace.watching_pods() as seen:
         namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
         assert_resumed(namespace, attempt=1)
-        status = namespace.wait_for_complete(JOB, 300, disruptions=1)
+        status = namespace.wait_for_complete(JOB, disruptions=1)
 
     assert status["lastFailure"]["cause"] == "Disruption"
     assert status["lastFailure"]["pod"] == f"{JOB}-0-1"
@@ -84,11 +84,11 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
         with cluster.operator_down():
             namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--force", "--grace-period=0")
             namespace.wait("the pod is gone", lambda: f"{JOB}-0-1" not in namespace.pods(JOB))
-        status = namespace.wait_for_status(JOB, 300, phase="Complete")
+        status = namespace.wait_for_status(JOB, phase="Complete")
 
     assert (status["budget"]["failures"], status["budget"]["disruptions"]) == (0, 1)
-    # The other pod stays if the operator is back before it ends its wait. Otherwise one more
-    # attempt begins, with new pods, which costs nothing.
+    # The other pod stays if the operator is back before the end of the pod's wait. Otherwise one
+    # more attempt begins, with new pods, and costs nothing.
     attempt = status["attempt"]["number"]
     assert [entry["cause"] for entry in status["attempts"]] == [
         "Succeeded",
@@ -116,7 +116,7 @@ def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namesp
     namespace.patch(JOB, suspend=False)
 
     assert resumed_step(namespace, attempt=1) == stopped_at
-    status = namespace.wait_for_status(JOB, 300, phase="Complete")
+    status = namespace.wait_for_status(JOB, phase="Complete")
     assert (status["restarts"], status["attempt"]["number"]) == (0, 1)
     assert [attempt["cause"] for attempt in status["attempts"]] == ["Succeeded", "Suspended"]
     assert "lastFailure" not in status

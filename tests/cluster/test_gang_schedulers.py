@@ -1,7 +1,7 @@
-"""Gangs in the schedulers that an administrator installs: `make test-queues`.
+"""Gangs in the schedulers of an administrator: `make test-queues`.
 
-INSTALL_VOLCANO and INSTALL_COSCHEDULING name programs that install them into the cluster whose name
-they get. Gangs of Kubernetes itself are in tests/apiserver/test_whole_gangs.py.
+INSTALL_VOLCANO and INSTALL_COSCHEDULING name programs to install them. Such a program gets the name
+of the cluster. Gangs of Kubernetes itself are in tests/apiserver/test_whole_gangs.py.
 """
 
 import json
@@ -28,7 +28,7 @@ RESOURCES = {"requests": {SLOT: "1"}, "limits": {SLOT: "1"}}
 
 @pytest.fixture(scope="module")
 def slots(cluster: Cluster) -> Iterator[None]:
-    """Give the first worker a device of which three pods can have one."""
+    """Give the first worker three devices, each for one pod."""
     change = ("patch", "node", WORKERS[0], "--subresource=status", "--type=merge", "--patch")
     for count in ("3", None):
         cluster.kubectl(*change, json.dumps({"status": {"capacity": {SLOT: count}}}))
@@ -65,4 +65,4 @@ def test_of_two_gangs_that_need_more_than_half_one_runs_and_the_other_holds_noth
     if gang == "Volcano":
         assert "the scheduler has no room for all 2 pods yet" in status["message"]
     namespace.wait_for_status("first", phase="Complete")
-    namespace.wait_for_status("second", 360, phase="Complete")
+    namespace.wait_for_status("second", phase="Complete")

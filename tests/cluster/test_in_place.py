@@ -30,7 +30,7 @@ count()
 """
 
 
-# A volume of the user's below /dev/shm, which is the operator's.
+# A volume of the user's below /dev/shm, the operator's own volume.
 CACHE = {
     "spec": {
         "volumes": [{"name": "cache", "emptyDir": {}}],
@@ -61,12 +61,12 @@ def log_of(namespace: Namespace, pod: str) -> str:
 
 
 def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
-    """Return the pods that exist in both, as the same objects."""
+    """Return the pods in both, as the same objects."""
     return {name for name, uid in before.items() if after.get(name) == uid}
 
 
 def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
-    # Each start in a pod that stays is a fork.
+    # In a pod that stays, each start is a fork.
     start_training(namespace, LONG, podTemplate=CACHE, fastStart=True)
     with namespace.watching_pods() as seen:
         status = lose_a_rank_a_pod_and_node_0(namespace)
@@ -109,7 +109,7 @@ def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
     assert_resumed(namespace, attempt=3)
     assert f"{JOB}-2-1" in kept(third, namespace.uids(JOB))
 
-    status = namespace.wait_for_complete(JOB, 300, failures=1, disruptions=2)
+    status = namespace.wait_for_complete(JOB, failures=1, disruptions=2)
     assert status["lastFailure"]["pod"] == f"{JOB}-0-0"
     return status
 

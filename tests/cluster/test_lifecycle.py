@@ -1,4 +1,4 @@
-"""Jobs that are created, refused, replaced and deleted, and an operator that goes and returns."""
+"""Jobs created, refused, replaced and deleted, and an operator that goes and returns."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from .commands import CommandFailed, wait_until
 from .namespace import Namespace
 
 # Scripts that cost no CPU time, unlike training. They print an event when they have started. Before
-# that, torchrun has not set up its signal handlers, and a deletion waits for its grace period.
+# it, torchrun has not set up its signal handlers, and a deletion waits for its grace period.
 SLEEP = """
 import signal
 print('{"event": "started"}', flush=True)
@@ -67,7 +67,7 @@ def test_delete_and_at_once_apply_again_runs_the_new_job(namespace: Namespace):
     assert before not in owners
 
 
-# Changes of a good spec, with a part of the message that refuses each.
+# Changes of a good spec, with a part of each refusal's message.
 REFUSED = {
     "MASTER_ADDR": {"env": [{"name": "MASTER_ADDR", "value": "me"}]},
     "spec.args": {"args": []},

@@ -40,7 +40,7 @@ def quota(name: str, pods: int, priority: str = "") -> Object:
 
 @pytest.fixture
 def two_classes(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Return two priority classes, by which a quota can tell two jobs apart."""
+    """Return two priority classes, for a quota to tell two jobs apart."""
     names = ("ddpjob-test-first", "ddpjob-test-second")
     for name in names:
         cluster.apply(
@@ -81,12 +81,12 @@ def test_two_gangs_of_four_complete_under_a_quota_of_five_pods(
         namespace.wait_until_nothing_runs(name)
 
 
-# A webhook that hangs
+# A hanging webhook
 
 
 @pytest.fixture
 def hanging_webhook(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Return the label of namespaces in which a webhook that never answers holds each new pod."""
+    """Return a label of namespaces. There, a webhook that never answers holds each new pod."""
     label = {"ddpjob.dev/test-webhook": "hangs"}
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"]}
     webhook = {
@@ -199,7 +199,7 @@ def test_a_finished_job_is_deleted_with_its_pods_after_its_time_to_live(namespac
     namespace.wait("its pods are gone", lambda: not namespace.pods("brief"), 60)
 
 
-# A sidecar that runs for ever, and ends at once when it is told to.
+# A sidecar that runs until it is told to end, and then ends at once.
 SIDECAR = {
     "name": "sidecar",
     "image": PLAIN,

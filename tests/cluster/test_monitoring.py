@@ -36,7 +36,7 @@ def test_each_panel_of_the_dashboard_shows_a_run(namespace: Namespace, prometheu
     start = time.time()
     start_training(namespace, SHORT, hangTimeoutSeconds=300)
     namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
-    status = namespace.wait_for_status(JOB, 300, phase="Complete")
+    status = namespace.wait_for_status(JOB, phase="Complete")
     assert status["budget"]["disruptions"] == 1
     namespace.wait("Prometheus has seen the end", lambda: has_ended(prometheus, namespace), 60)
 

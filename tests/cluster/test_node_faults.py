@@ -26,13 +26,13 @@ Finish = Callable[..., Object]
 
 @pytest.fixture
 def finish(namespace: Namespace, undisturbed: Object) -> Finish:
-    """Return a function that waits for the end of a disturbed training and checks its result.
+    """Return a function which waits for the end of a disturbed training and checks its result.
 
-    Its arguments are the counters that the job must have.
+    Its arguments are the expected counters of the job.
     """
 
     def finish(**counters: int) -> Object:
-        status = namespace.wait_for_complete(JOB, 300, **counters)
+        status = namespace.wait_for_complete(JOB, **counters)
         namespace.wait_until_nothing_runs(JOB)
         assert_same_weights(weights(namespace), undisturbed)
         return status
@@ -41,7 +41,7 @@ def finish(namespace: Namespace, undisturbed: Object) -> Finish:
 
 
 def pod_on(namespace: Namespace, node: str) -> str:
-    """Return the pod of the job that runs on a node."""
+    """Return the job's pod on a node."""
     (pod,) = (name for name, place in namespace.nodes_of(JOB).items() if place == node)
     return pod
 
@@ -72,7 +72,7 @@ def test_a_drained_pod_moves_with_its_gang(cluster: Cluster, namespace: Namespac
 
 
 def preemptor(node: str) -> tuple[Object, Object]:
-    """Return a PriorityClass, and a pod of it that needs most of a node with two cores."""
+    """Return a PriorityClass, and a pod with it. The pod needs most of a node with two cores."""
     priority = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -126,7 +126,7 @@ def test_a_node_that_restarts_costs_one_disruption(
     assert_resumed(namespace, attempt=1)
     failure = finish(disruptions=1)["lastFailure"]
 
-    # The operator may see the peer that fails before the node that is back.
+    # The operator may see the failing peer before the node that is back.
     assert failure["cause"] == "Disruption"
     assert failure["reason"] in ("NodeRestarted", "PeerLost")
     assert (failure["pod"], failure["node"]) == (pod, VICTIM)

@@ -55,7 +55,7 @@ def test_a_rank_that_runs_out_of_memory_is_a_failure(namespace: Namespace, undis
     with suppress(CommandFailed):
         namespace.python(f"{JOB}-0-1", FILL_MEMORY)
     assert_resumed(namespace, attempt=1)
-    status = namespace.wait_for_complete(JOB, 300, failures=1)
+    status = namespace.wait_for_complete(JOB, failures=1)
 
     failure = status["lastFailure"]
     assert (failure["cause"], failure["reason"]) == ("Failure", "OOMKilled")
@@ -73,7 +73,7 @@ def test_a_rank_that_hangs_is_a_lost_peer(namespace: Namespace, undisturbed: Obj
 
     signal_workers(namespace, pod, signal.SIGSTOP)
     assert_resumed(namespace, attempt=1)
-    status = namespace.wait_for_complete(JOB, 300, disruptions=1)
+    status = namespace.wait_for_complete(JOB, disruptions=1)
 
     failure = status["lastFailure"]
     assert (failure["cause"], failure["reason"]) == ("Disruption", "PeerLost")
@@ -100,7 +100,7 @@ def test_an_operator_killed_during_restarts_counts_each_of_them_once(
     namespace.wait_for_status(JOB, attempt=2)
     cluster.kill_operator()
     assert_resumed(namespace, attempt=2)
-    status = namespace.wait_for_complete(JOB, 300, failures=1, disruptions=1)
+    status = namespace.wait_for_complete(JOB, failures=1, disruptions=1)
 
     causes = [attempt["cause"] for attempt in status["attempts"]]
     assert causes == ["Succeeded", "Disruption", "Failure"]
@@ -118,7 +118,7 @@ def test_a_training_continues_on_more_and_on_fewer_nodes(namespace: Namespace):
         running = namespace.wait_for_status(JOB, phase="Running", nodesReady=f"{nodes}/{nodes}")
         assert running["resolved"]["worldSize"] == nodes
         namespace.wait_for_checkpoint(JOB, attempt)
-    status = namespace.wait_for_status(JOB, 300, phase="Complete")
+    status = namespace.wait_for_status(JOB, phase="Complete")
 
     assert status["budget"] == {"failures": 0, "disruptions": 0, "announced": 0}
     assert (status["attempt"]["number"], status["nodesReady"]) == (2, "1/1")

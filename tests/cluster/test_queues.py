@@ -1,12 +1,14 @@
-"""Jobs that share a queue of a real Kueue: one test in `make test`, all in `make test-queues`.
+"""Jobs in a queue of a real Kueue: one test in `make test`, all in `make test-queues`.
 
-Kueue is installed into the cluster of the tests by the program that INSTALL_KUEUE names, which gets
-the name of the cluster. Its configuration must name DDPJobs, see docs/users/queues.md.
+INSTALL_KUEUE names a program to install Kueue into the cluster of the tests. The program gets the
+name of the cluster. Kueue's configuration must name DDPJobs, see docs/users/queues.md.
 """
 
 import json
 import os
 import random
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
 
 pytestmark = pytest.mark.alone
+
+PAGE = ROOT / "docs" / "users" / "queues.md"
 
 INSTALL = os.environ.get("INSTALL_KUEUE", ROOT.parent / "shared" / "lab" / "kueue")
 
@@ -69,7 +73,7 @@ def objects_of(namespace: str) -> list[Object]:
 
 
 def admits(cluster: Cluster) -> bool:
-    """Return True if Kueue's webhooks answer, which they do a moment after its pod is ready."""
+    """Return True if Kueue's webhooks answer: they begin a moment after its pod is ready."""
     _, queue, *_ = objects_of("probe")
     command = ("create", "--dry-run=server", "--filename=-")
     try:
@@ -90,7 +94,7 @@ def with_kueue(cluster: Cluster) -> Iterator[None]:
     for kind in ("validating", "mutating"):
         found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
         cluster.kubectl("delete", *(name for name in found if "kueue" in name))
-    # An API that nobody serves any more would keep every namespace from its end.
+    # An API without a server would keep every namespace from its end.
     apis = cluster.kubectl("get", "apiservices", "--output=name").split()
     cluster.kubectl("delete", *(name for name in apis if "visibility.kueue" in name))
     cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
@@ -115,7 +119,7 @@ def in_queue(name: str, epochs: int, priority: str = "", **spec: object) -> Obje
 
 
 def used_cpu(namespace: Namespace) -> str:
-    """Return the CPU that the jobs of the queue use, as Kueue counts it."""
+    """Return the CPU used by the jobs of the queue, as Kueue counts it."""
     path = "{.status.flavorsUsage[0].resources[?(@.name=='cpu')].total}"
     return namespace.kubectl("get", "clusterqueue", namespace.name, f"-o=jsonpath={path}")
 
@@ -208,7 +212,7 @@ def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     cluster.install(**values)
     try:
         with cluster.paused(victim):
-            team.wait_for_status("train", 240, attempt=1, phase="Running")
+            team.wait_for_status("train", attempt=1, phase="Running")
             assert set(team.nodes_of("train").values()) == {survivor}
         team.wait_for_status("train", phase="Complete")
     finally:
@@ -269,14 +273,27 @@ def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
-TWO_TEAMS = ROOT / "examples" / "kueue" / "two-teams.yaml"
+def commands_of_the_page() -> list[list[str]]:
+    """Return the commands of the page of queues: one of a user, then those of administrators."""
+    lines = [line[4:] for line in PAGE.read_text().splitlines() if line.startswith("    ")]
+    commands = [shlex.split(line) for line in lines]
+    return [words for words in commands if words[0] in ("ddpjob", "helm", "kubectl")]
 
 
-@pytest.fixture
+def follow(cluster: Cluster, words: list[str], **given: str) -> str:
+    """Run a command of the page, with some of its words replaced by those of this test."""
+    words = [given.get(word, word) for word in words]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return run(*words, KUBECONFIG=str(cluster.kubeconfig), PATH=path)
+
+
+@pytest.fixture(scope="module")
 def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Namespace]]:
-    """Return the namespaces of two teams that share the cluster, as the example describes."""
+    """Return the namespaces of two teams in one cluster, made by the commands of the page."""
+    _, *of_administrators, _ = commands_of_the_page()
+    for words in of_administrators:
+        follow(cluster, words)
     teams = (Namespace(cluster, "team-a"), Namespace(cluster, "team-b"))
-    cluster.kubectl("apply", "-f", str(TWO_TEAMS))
     yield teams
     for team in teams:
         team.kubectl("delete", "ddpjobs,jobs", "--all")
@@ -284,8 +301,29 @@ def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Names
     cluster.kubectl("delete", "clusterqueue", "team-a", "team-b")
 
 
+@pytest.mark.queues
+def test_the_other_commands_of_the_page_work(
+    teams: tuple[Namespace, Namespace], cluster: Cluster, tmp_path: Path
+) -> None:
+    team, _ = teams
+    *_, queue, _, high = objects_of("team-a")
+    queue["metadata"]["name"] = "team-a"
+    team.apply(queue, high)
+    manifest = digits("train", 20, resources=REQUESTS)
+    manifest["metadata"]["namespace"] = "team-a"
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest))
+    submit, *_, let_go = commands_of_the_page()
+    follow(cluster, submit, **{"job.yaml": str(file)})
+    team.wait_for_status("train", phase="Running")
+    (workload,) = json.loads(team.kubectl("get", "workloads", "--output=json"))["items"]
+    assert workload["spec"]["priorityClassRef"]["name"] == "high"
+    follow(cluster, let_go, NAMESPACE="team-a", NAME=workload["metadata"]["name"])
+    team.wait_for_complete("train")
+
+
 def an_indexed_job(name: str) -> Object:
-    """Return an Indexed Job of two pods that waits in the queue `default` too."""
+    """Return an Indexed Job of two pods, also for the queue `default`."""
     container = {"name": "main", "image": PLAIN, "command": ["sleep", "5"], "resources": REQUESTS}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     sizes = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
@@ -314,5 +352,5 @@ def test_a_team_borrows_room_and_gives_it_back_to_the_jobs_of_another(
     first.wait("a borrower is preempted", preempted)
     second.kubectl("wait", "job/claim", "--for=condition=Complete", "--timeout=180s")
     for job in ("one", "two"):
-        assert first.wait_for_status(job, 300, phase="Complete")["restarts"] == 0
+        assert first.wait_for_status(job, phase="Complete")["restarts"] == 0
     wait_until("the room is given back", lambda: used_cpu(first) == "0", 60)

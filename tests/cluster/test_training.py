@@ -44,8 +44,8 @@ def test_status_shows_the_way_from_apply_to_complete(digits: SimpleNamespace):
     assert line[:4] == ["digits", "Complete", complete["nodesReady"], "0"]
 
 
-# The examples that need no data, with flags that make them short. The last of two equal flags wins.
-# `elastic` is the example `toy` with more processes per node.
+# The examples without data, with flags for a short run. The last of two equal flags wins. `elastic`
+# is the example `toy` with more processes per node.
 SHORT = {
     "skewed": ["--steps", "4"],
     "messages": [],
@@ -69,7 +69,7 @@ def test_the_workloads_without_data_complete_as_jobs(namespace: Namespace):
             manifest["spec"]["nprocPerNode"] = PROCESSES_OF_ELASTIC
         namespace.apply(manifest)
 
-    results = {name: namespace.wait_for_complete(name, 420)["result"] for name in SHORT}
+    results = {name: namespace.wait_for_complete(name)["result"] for name in SHORT}
 
     assert len(nodes_of(namespace.pods("elastic"))) == 2
     assert results["messages"] == {"checked": "16"}
@@ -124,7 +124,7 @@ def test_the_workloads_with_data_complete_as_jobs(default_namespace: Namespace):
     size = ("--epochs", "1", "--limit-train", "2000", "--limit-test", "300")
     start(cifar10, *size, "--batch-size", "16", "--checkpoint-every", "20")
     start(mnist, "--epochs", "1")
-    results = {name: namespace.wait_for_complete(name, 420)["result"] for name in (cifar10, mnist)}
+    results = {name: namespace.wait_for_complete(name)["result"] for name in (cifar10, mnist)}
     # Fine-tune what cifar10 has learnt and kept in the claim of the checkpoints.
     weights = f"/checkpoints/{cifar10}/model.pth"
     start(hymenoptera, "--weights", weights, "--epochs", "1", "--image-size", "32")

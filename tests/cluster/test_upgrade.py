@@ -41,7 +41,7 @@ while not pathlib.Path("/tmp/finish").exists():
 
 @pytest.fixture
 def earlier(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
-    """Yield the packaged chart of an earlier version, whose image is loaded."""
+    """Yield the packaged chart of an earlier version, with its image loaded."""
     image = f"ddpjob-operator:{EARLIER}"
     run("docker", "build", "--quiet", "--tag", image, "-", stdin=DOCKERFILE)
     cluster.load(image)
@@ -83,12 +83,12 @@ def test_a_job_runs_through_upgrade_rollback_and_removal(
     assert len(agents(namespace)) == 2
     assert namespace.status(JOB)["budget"]["failures"] == 1
 
-    # Back to the version before, which finds a newer agent in the pods.
+    # Back to the version before. It finds a newer agent in the pods.
     cluster.rollback()
     wait_until_it_leads(cluster, f"ddpjob-operator:{EARLIER}")
     assert running(namespace) == second
 
-    # Without an operator the pods go on, and end. A new installation finds that out.
+    # Without an operator the pods go on, and end. A new installation then sees their end.
     cluster.uninstall()
     for pod in running(namespace):
         namespace.python(pod, "open('/tmp/finish', 'w').close()")
@@ -126,7 +126,7 @@ def wait_until_started(namespace: Namespace, attempt: int) -> dict[str, str]:
 
 
 def running(namespace: Namespace) -> dict[str, str]:
-    """Return the UIDs of the pods that have not ended."""
+    """Return the UIDs of the unfinished pods."""
     found = namespace.uids(JOB)
     return {pod: found[pod] for pod in namespace.unfinished(JOB)}
 

@@ -1,4 +1,4 @@
-"""A job whose second node is missing from the first test on and comes in this last one."""
+"""A job without its second node from the first test on, until the node comes in this last one."""
 
 from collections.abc import Iterator
 
@@ -15,14 +15,14 @@ SECONDS_SINCE_START = (
 
 @pytest.fixture
 def waiting(cluster: Cluster) -> Iterator[Namespace]:
-    """Return the namespace of the job that has waited since the cluster was created."""
+    """Return the namespace of the job waiting since the cluster was created."""
     namespace = Namespace(cluster, WAITING)
     yield namespace
     namespace.delete()
 
 
 def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, waiting: Namespace):
-    """Wait for more than twice the default read_timeout of torchrun, which is 60 s."""
+    """Wait for more than twice the default read_timeout of torchrun (60 s)."""
     first, second = WORKERS
     status = waiting.wait_for_status("digits", reason="Unschedulable")
     assert "digits-0-" in status["message"]

@@ -1,4 +1,4 @@
-"""A training job that writes checkpoints, and what must be true of it after a fault."""
+"""A training job with checkpoints, and its required properties after a fault."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +11,19 @@ from .namespace import Namespace
 
 JOB = "digits"
 
-# Epochs of a training that lasts longer than most faults, and of one that lasts long enough for a
-# fault that comes at once.
+# Epochs of a training longer than most faults, and of one long enough for a fault that comes at
+# once.
 LONG = 40
 SHORT = 20
 
 # Steps between two checkpoints, and steps of an epoch.
 CHECKPOINT_EVERY = 25
 STEPS_PER_EPOCH = 23
+# An epoch ends with a checkpoint too.
+FIRST_CHECKPOINT = min(CHECKPOINT_EVERY, STEPS_PER_EPOCH)
 
-# Run in a pod: find the ranks. The agent gives each of them a pipe for its output, which its own
-# children have too. With the fast start, torchrun's own child is another process.
+# Run in a pod: find the ranks. The agent gives each of them a pipe for its output, and a rank's own
+# children have it too. With the fast start, torchrun's own child is another process.
 FIND_RANKS = """
 import os, re, signal
 
@@ -80,7 +82,7 @@ def signal_workers(namespace: Namespace, pod: str, number: int) -> None:
 
 
 def resumed_step(namespace: Namespace, attempt: int) -> int:
-    """Return the step that an attempt resumed from."""
+    """Return the step from which an attempt resumed."""
     start = namespace.wait(
         f"attempt {attempt} of {JOB} has started to train",
         lambda: namespace.progress_of(JOB, attempt, "start"),
@@ -91,7 +93,7 @@ def resumed_step(namespace: Namespace, attempt: int) -> int:
 def last_step(namespace: Namespace) -> int:
     """Return the step of the newest checkpoint of the job."""
     folder = namespace.folder("checkpoints") / JOB
-    # The order of the names is that of the starts and steps.
+    # The names are in the order of the starts and steps.
     newest = max(path.name for path in folder.glob("step-*.pt"))
     return int(newest.removesuffix(".pt").rpartition("-")[2])
 
@@ -100,11 +102,11 @@ def assert_resumed(namespace: Namespace, attempt: int) -> None:
     """Assert that an attempt continues from a checkpoint of the one before."""
     step = resumed_step(namespace, attempt)
     told = f"attempt {attempt} has resumed from step {step}"
-    assert step >= CHECKPOINT_EVERY, f"{told}\n{namespace.explain()}"
+    assert step >= FIRST_CHECKPOINT, f"{told}\n{namespace.explain()}"
 
 
 def weights(namespace: Namespace) -> Object:
-    """Return the weights that the job has learnt."""
+    """Return the learnt weights of the job."""
     found: Object = torch.load(namespace.folder("checkpoints") / JOB / "model.pth")
     return found
 

@@ -1,10 +1,10 @@
-"""Start Python programs of tests as forks of one process that has imported torch and the trainer.
+"""Start Python programs of tests as forks of one process, with torch and the trainer imported.
 
 A new Python needs two to four seconds of CPU time for these imports, a fork none. The server, the
-stand-in and what a fork does are those of the agent in a pod (ddpjob.agent), so a fork behaves as
-there: it has its own arguments, variables, folder, streams, session and signals, and its stand-in
-ends as it ends. Where a fork could differ from a new Python, it becomes one (`why_not`), which is
-only slower. FORK_SERVER_LOG=FILE collects these programs with the reasons.
+stand-in and the work of a fork are the same as for the agent in a pod (ddpjob.agent), so a fork
+behaves as there: it has its own arguments, variables, folder, streams, session and signals, and its
+stand-in ends as it ends. If a fork could differ from a new Python, it becomes one (`why_not`). This
+is only slower. FORK_SERVER_LOG=FILE collects these programs with the reasons.
 
 A fork ends without the clean-up of the interpreter, which would take a second of CPU time.
 tests/trainer/test_fork_server.py compares both ways.
@@ -28,7 +28,7 @@ OPERATOR = HERE.parents[1] / "operator"
 
 
 class ForkServer:
-    """A server whose forks have these variables, and the program to start in place of Python."""
+    """A server for forks with these variables, and the program to start in place of Python."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
@@ -47,7 +47,7 @@ class ForkServer:
                 pass_fds=[server.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Ctrl-C is for the tests, which then close the server.
+                # Ctrl-C is for the tests. They then close the server.
                 start_new_session=True,
             )
 

@@ -17,7 +17,7 @@ from ddpjob.agent.zygote import Zygote
 
 PRELOADED = ("torch.distributed.run", "torch._dynamo", "torch.utils.data", "PIL.Image")
 
-# Variables that differ between tests, and that nothing reads before the program itself.
+# Variables that differ between tests, and are read only by the program itself.
 OWN_PREFIXES = ("PET_", "SM_", "SAGEMAKER_", "SLURM_", "STANDIN_", "PJRT_", "PYTEST_", "RDZV_")
 OWN_VARIABLES = {FOLDER, "PYTHON_EXEC", "PYTHONPATH"}
 
@@ -49,7 +49,7 @@ def import_modules() -> None:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables that Python, torch and their libraries may read when they start."""
+    """Return the variables read by Python, torch and their libraries when they start."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +92,7 @@ def why_not(arguments: list[str], server_variables: dict[str, str]) -> str:
 
 
 def comes_too_late(arguments: list[str]) -> str:
-    """Return what a program may do that has to be done before torch is imported, if anything."""
+    """Return the program's work that must come before the import of torch, if any."""
     if arguments[0] != "-c":
         return worker.comes_too_late(worker.sources(["-u", *arguments]))
     with tempfile.NamedTemporaryFile("w") as file:
@@ -102,7 +102,7 @@ def comes_too_late(arguments: list[str]) -> str:
 
 
 def is_imported(arguments: list[str]) -> bool:
-    """Return True for `-m MODULE` of a package that the server has imported."""
+    """Return True for `-m MODULE` of a package already imported by the server."""
     return arguments[0] == "-m" and arguments[1].partition(".")[0] in sys.modules
 
 
@@ -118,7 +118,7 @@ def run(arguments: list[str]) -> int:
             run_text(*arguments)
         else:
             if arguments[0] == "-m":
-                # runpy warns of a module that is imported already.
+                # runpy warns of a module if it is imported already.
                 sys.modules.pop(arguments[1], None)
             worker.run_program(["-u", *arguments])
     except SystemExit as error:

@@ -1,6 +1,6 @@
 """Stand in for a fork, and end as it ends: python -IS stand_in.py OPERATOR FOLDER ARGUMENTS...
 
-OPERATOR: the folder with the package ddpjob. FOLDER: that of the server's socket.
+OPERATOR: the folder with the package ddpjob. FOLDER: the one with the server's socket.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A training loop with Accelerate, which resumes exactly by the parts of ddp_trainer."""
+"""A training loop with Accelerate. The parts of ddp_trainer let it resume exactly."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Loops of transformers, Lightning and Accelerate that are killed or stopped, and resume exactly.
+"""Loops of transformers, Lightning and Accelerate are killed or stopped, and resume exactly.
 
 `make test-frameworks` sets up their environment.
 """
@@ -31,7 +31,7 @@ SCRIPTS = {
     "accelerate": Path(__file__).with_name("accelerate_loop.py"),
 }
 
-# Epochs of each script, which then has more than 100 steps.
+# Epochs of each script, for more than 100 steps.
 EPOCHS = 12
 
 DEADLINE = 300.0
@@ -44,7 +44,7 @@ def start(name, folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return a function that gives the last checkpoint of a script that nothing disturbed."""
+    """Return a function to get the last checkpoint of an undisturbed script."""
     found = {}
 
     def train(name):

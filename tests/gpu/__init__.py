@@ -1,1 +1,1 @@
-"""Tests that need an NVIDIA GPU."""
+"""Tests on an NVIDIA GPU."""

@@ -22,7 +22,7 @@ TOY = (*TRAINER, "toy")
 
 
 def one_rank(*arguments, device=DEVICE, **variables):
-    """Start one rank under torchrun, so that there is a process group."""
+    """Start one rank under torchrun, to have a process group."""
     options = ("--device", device)
     return torchrun(*arguments, *options, processes=1, start=new_python, **variables)
 

@@ -52,7 +52,7 @@ def test_the_operator_refuses_to_exclude_a_namespace_from_a_list_of_watched_ones
 
 @pytest.fixture
 def logging_is_restored():
-    """Remove the handler of the operator, whose stream is closed when the command has ended."""
+    """Remove the handler of the operator: its stream is closed after the end of the command."""
     root, kopf = logging.getLogger(), logging.getLogger("kopf")
     before = root.handlers[:], root.level, kopf.level
     yield

@@ -1,4 +1,4 @@
-"""The display of a run, for anything that a script may print."""
+"""The display of a run, for any output of a script."""
 
 import io
 
@@ -22,7 +22,7 @@ NUMBERS = (
 AGENT = "1 torch/distributed/elastic"
 
 
-# What a rank and torchrun of a node print that have lost the node of rank 0.
+# The output of a rank and of torchrun on a node after the loss of the node of rank 0.
 LOST_RANK = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/app/train.py", line 6, in <module>
@@ -54,7 +54,7 @@ OWN_ERROR = """\
 
 
 def displayed(*metrics: dict, terminal: bool = False) -> str:
-    """Return what is shown of a run that prints these events."""
+    """Return the display of a run with these events."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     with Display(console, RunMetrics()) as display:
         display.status(Status(phase="Running"))

@@ -1,4 +1,4 @@
-"""A pod of this machine: how its process starts and ends, and that no process is left behind."""
+"""A pod of this machine: how its process starts and ends, and leaves no process behind."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ PRINT_AND_SLEEP = (sys.executable, "-c", f"print('x' * 100, flush=True); {SLEEP}
 
 
 def spawn_with_clean_environment(own_session: bool) -> str:
-    """Return a program that prints the id of a child without any variable."""
+    """Return a program to print the id of a child without any variable."""
     child = f"[sys.executable, '-c', '{SLEEP}'], env={{}}, start_new_session={own_session}"
     return f"import subprocess, sys, time; print(subprocess.Popen({child}).pid, flush=True)"
 
@@ -83,7 +83,7 @@ async def test_output_that_cannot_be_handled_ends_the_pod_and_its_process(tmp_pa
     assert not find_processes(pod.uid)
 
 
-# Deletion and processes that are left behind
+# Deletion and leftover processes
 
 
 async def test_a_pod_that_is_deleted_before_its_start_gets_the_signal(tmp_path):

@@ -1,4 +1,4 @@
-"""What `ddpjob run --local` refuses in a manifest, and which notes it prints."""
+"""The refusals and the notes of `ddpjob run --local` for a manifest."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -248,7 +248,7 @@ def test_a_misspelt_claim_is_refused_with_the_name_that_is_closest(tmp_path):
         check_claims(manifest, ["ckp"])
 
 
-# Fields that have the same effect in a local run as in a cluster.
+# Fields with the same effect in a local run as in a cluster.
 HONOURED = {
     "nodes",
     "nprocPerNode",

@@ -1,4 +1,4 @@
-"""`ddpjob plot`: curves in the terminal and as a picture, from files with other lines in them."""
+"""`ddpjob plot`: curves as a picture, from files with other lines in them."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ddpjob.cli.main import app
+from ddpjob.show import curves
 
 PNG = b"\x89PNG"
 
@@ -44,31 +45,51 @@ def plot(*words: str, stdin: str = ""):
     return CliRunner().invoke(app, ["plot", *words], input=stdin)
 
 
-def test_the_log_of_a_running_job_is_drawn_from_stdin(tmp_path):
+@pytest.fixture
+def labels(monkeypatch):
+    """Return the texts of the last figure: titles of axes and names in legends."""
+    found = []
+    draw = curves.draw
+
+    def drawn(runs, title):
+        figure = draw(runs, title)
+        for axes in figure.axes if figure else []:
+            legend = axes.get_legend()
+            found.append(axes.get_ylabel())
+            if legend:
+                found.extend(text.get_text() for text in legend.get_texts())
+        return figure
+
+    monkeypatch.setattr(curves, "draw", drawn)
+    return found
+
+
+def test_the_log_of_a_running_job_is_drawn_from_stdin(tmp_path, monkeypatch, labels):
+    monkeypatch.chdir(tmp_path)
     text = Path(write_log(tmp_path / "log", *training(3.0, 2.0, 1.5))).read_text()
     done = plot("-", stdin=text)
     assert done.exit_code == 0, done.output
-    assert "training loss" in done.stdout
-    assert "test accuracy, %" in done.stdout
+    assert done.stdout == "curves.png\n"
+    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+    assert labels == ["training loss", "test accuracy, %"]
 
 
-def test_several_runs_are_drawn_together_under_their_names(tmp_path):
+def test_several_runs_are_drawn_together_under_their_names(tmp_path, labels):
     files = []
     for name in ("ddp", "native"):
         files.append(write_log(tmp_path / name / "metrics.jsonl", *training(3.0, 2.0)))
     done = plot(*files, "--out", str(tmp_path / "both.png"))
     assert done.exit_code == 0, done.output
-    assert "ddp" in done.stdout
-    assert "native" in done.stdout
+    assert labels == ["training loss", "ddp", "native", "test accuracy, % (dashed)"]
     assert (tmp_path / "both.png").read_bytes().startswith(PNG)
 
 
-def test_the_speed_of_messages_is_drawn_over_their_sizes(tmp_path):
+def test_the_speed_of_messages_is_drawn_over_their_sizes(tmp_path, labels):
     log = write_log(tmp_path / "messages-0-0.log", *speeds())
     done = plot(log, "--out", str(tmp_path / "speed.png"))
     assert done.exit_code == 0, done.output
-    assert "send and recv, GB/s" in done.stdout
-    assert "all_reduce, GB/s on the bus" in done.stdout
+    assert "send and recv, GB/s" in labels
+    assert "all_reduce, GB/s on the bus" in labels
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
 
 

@@ -44,7 +44,7 @@ def command(tmp_path: Path, config_maps=None, claims: Mapping[str, Path] = {}, *
 
 
 def mount_of(source: dict, **mount) -> dict:
-    """Return the fields of a spec that mount one volume."""
+    """Return the fields of a spec to mount one volume."""
     return {
         "volumes": [{"name": "v", **source}],
         "volumeMounts": [{"name": "v", **mount}],
@@ -190,7 +190,7 @@ def test_paths_in_config_maps_are_rewritten_but_references_in_them_are_not_expan
     assert found.env["SETS"] == found.env["FROM"] == found.env["OURS"] == "/big/$(HOME)"
 
 
-# Mounts that are refused
+# Refused mounts
 
 
 def test_a_mount_without_its_volume_is_refused(tmp_path):

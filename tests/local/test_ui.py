@@ -85,7 +85,7 @@ def running(folder):
 
 
 class Browser:
-    """A browser that keeps cookies, as far as a test needs one."""
+    """A browser with cookies, as far as a test needs one."""
 
     def __init__(self, address):
         self.address = address
@@ -108,7 +108,7 @@ class Browser:
 
 @pytest.fixture
 def serve():
-    """Return a function that serves a source, and returns a browser without a cookie."""
+    """Return a function to serve a source. It returns a browser without a cookie."""
     servers = []
 
     def start(source, token=TOKEN):
@@ -127,7 +127,7 @@ def serve():
 
 @pytest.fixture
 def browser(serve, runs):
-    """Return a browser that has opened the printed address."""
+    """Open the printed address in a browser, and return it."""
     found = serve(LocalSource(LocalClient(runs)))
     found.get(f"/?token={TOKEN}")
     return found
@@ -335,7 +335,7 @@ def test_nothing_can_be_changed(browser):
 
 
 class Changing(LocalSource):
-    """A source whose job changes each time that it is looked at."""
+    """A source with a job that changes at each look."""
 
     def __init__(self, client, folder):
         super().__init__(client)

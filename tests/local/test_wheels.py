@@ -1,4 +1,4 @@
-"""What a user gets who installs the wheels has all that the commands need."""
+"""The wheels have all that the commands need."""
 
 import os
 import subprocess

@@ -14,7 +14,7 @@ from ddp_trainer.workloads.datasets.cifar10 import CLASSES
 
 from . import every_rank, launch
 
-# Several test workers share the cores. Threads that wait actively would slow all of them.
+# Several test workers share the cores. Threads waiting actively would slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
@@ -25,7 +25,7 @@ settings.load_profile("shared cores")
 
 @pytest.fixture(autouse=True)
 def no_leftovers(monkeypatch):
-    """Kill the processes that a test started and did not wait for."""
+    """Kill the unfinished processes of a test."""
     started = []
     start = launch.Run.__init__
 
@@ -57,7 +57,7 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
 
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
-    """Return a function that gives the outcomes of a number of ranks. Each launch runs once."""
+    """Return a function to get the outcomes of a number of ranks. Each launch runs once."""
 
     @cache
     def launch_once(count: int) -> every_rank.Outcomes:

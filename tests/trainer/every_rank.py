@@ -1,7 +1,7 @@
-"""Run functions of test modules on every rank of a process group, and return what they returned.
+"""Run functions of test modules on every rank of a process group, and return their results.
 
 A test module marks functions with `@on_every_rank`. Those of a module run in one launch for each
-number of ranks, in the order in which they are written. A test asks for the values of a function:
+number of ranks, in the order of the file. A test asks for the values of a function:
 
     @on_every_rank
     def sum_of_ranks(runtime):
@@ -29,17 +29,17 @@ RankFunction = Callable[[Any], Any]
 # The marked functions of each module by their name.
 FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
 
-# The rank of some modules that is a new Python, if there are several. So it is seen that a process
+# If there are several ranks, this rank of these modules is a new Python. It shows that a process
 # with a group ends well, and that nothing depends on the seed of hashes, which forks share.
 NEW_PYTHONS = {"test_ranks": 0, "test_checkpoint_shards": 1}
 
-# The key of an outcome that is known only after the process group has ended. Its value is True if
-# neither the group nor one of its threads is left.
+# The key of an outcome known only after the end of the process group. Its value is True if neither
+# the group nor one of its threads is left.
 GROUP_IS_GONE = "group is gone"
 
 
 def on_every_rank(function: RankFunction) -> RankFunction:
-    """Mark a function that every rank calls with its Runtime. torch.save must take its result.
+    """Mark a function for every rank to call with its Runtime. torch.save must take its result.
 
     The working directory of all ranks is one empty folder.
     """
@@ -68,7 +68,7 @@ class Outcomes:
 
 
 def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
-    """Run the marked functions of a module on `count` ranks, which work in `folder`."""
+    """Run the marked functions of a module on `count` ranks in `folder`."""
     command = ("-m", f"{__package__}.run_on_rank", folder, module)
     tests = Path(__file__).parents[1]
     if count == 1:

@@ -1,6 +1,6 @@
 """Starts the trainer as its users do: as one process, under torchrun, or as bare ranks.
 
-The processes are forks of a server that has imported torch, except those of `new_python`.
+Except with `new_python`, the processes are forks of a server with torch imported.
 """
 
 import atexit
@@ -49,14 +49,14 @@ def environment(**extra: object) -> dict[str, str]:
 
 @cache
 def fork_server() -> ForkServer:
-    """Return the server of this process, which starts when the first test needs it."""
+    """Return the server of this process. It starts for the first test that needs it."""
     server = ForkServer(environment())
     atexit.register(server.close)
     return server
 
 
 def python() -> Path:
-    """Return the program that starts a fork in place of a new Python."""
+    """Return the program to start a fork in place of a new Python."""
     return fork_server().python
 
 
@@ -65,7 +65,7 @@ class Run:
 
     def __init__(self, command: Sequence[object], variables: Mapping[str, str]) -> None:
         self.events: list[dict] = []
-        self.stray: list[str] = []  # lines on stdout that are not events
+        self.stray: list[str] = []  # other lines on stdout
         self._stderr: deque[str] = deque(maxlen=400)
         self._deadline = time.monotonic() + DEADLINE
         self._changed = threading.Condition()
@@ -159,12 +159,12 @@ def alone(*arguments: object, **variables: object) -> Run:
 
 
 def new_python(*arguments: object, **variables: object) -> Run:
-    """Start `python …` as a process that is no fork."""
+    """Start `python …` as a process of its own, not as a fork."""
     return Run([sys.executable, *arguments], environment(**variables))
 
 
 def new_python_of(rank: int, folder: Path) -> Path:
-    """Return the program that starts a new Python for this rank, and forks for the others."""
+    """Return a program to start a new Python for this rank, and forks for the others."""
     program = folder / "python"
     program.write_text(
         f"""#!/bin/sh
@@ -191,7 +191,7 @@ def ranks(
     new: int | None = None,
     **variables: object,
 ) -> list[Run]:
-    """Start the ranks without an agent, which is faster. Each can be killed on its own.
+    """Start the ranks without an agent. This is faster. Each rank can be killed on its own.
 
     The rank `new` is a new Python.
     """
@@ -211,7 +211,7 @@ def ranks(
 
 
 def group(*arguments: object, processes: int = 2, **variables: object) -> Run:
-    """Start the ranks without an agent, as one run whose events are those of rank 0."""
+    """Start the ranks without an agent, as one run with the events of rank 0."""
     first, *others = ranks(*arguments, processes=processes, **variables)
     first.peers += others
     return first

@@ -17,7 +17,7 @@ def samples(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tenso
 def difference(found: Tensors, expected: Tensors) -> float:
     """Return the norm of the difference, relative to the norm of `expected`.
 
-    Of two models, the tensors that `expected` names are compared.
+    If `expected` is the state of a model, only its tensors are compared.
     """
     if isinstance(expected, dict):
         found = joined([found[name] for name in expected])

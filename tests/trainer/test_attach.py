@@ -1,6 +1,6 @@
-"""A Runtime on a process group that the script has made, with a loop of its own and FSDP2.
+"""A Runtime on the script's own process group, with a loop of its own and FSDP2.
 
-The ranks of one launch train a whole run, one that a signal stops, and its continuation.
+The ranks of one launch train a whole run, a run stopped by a signal, and its continuation.
 """
 
 import os

@@ -79,7 +79,7 @@ def test_a_saved_state_is_restored(tmp_path):
 
 
 def test_a_scheduler_is_restored_exactly(tmp_path):
-    """Restore the milestones of MultiStepLR, a Counter to which `update` would add."""
+    """Restore the milestones of MultiStepLR, a Counter: `update` would add to it."""
 
     def scheduler():
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
@@ -101,7 +101,7 @@ def test_a_state_that_cannot_be_read_again_is_refused_at_the_first_save(tmp_path
 
 
 def test_a_file_does_not_change_how_a_step_is_computed(tmp_path):
-    """Keep the memory order of a fused optimizer, which would compute wrong values otherwise."""
+    """Keep the memory order of a fused optimizer. Otherwise it would compute wrong values."""
 
     def job(layout, fused):
         torch.manual_seed(1)
@@ -241,7 +241,7 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
 
 
 def change_file(folder, number, **fields):
-    """Replace fields of the checkpoint of step `number`. Remove those whose value is None."""
+    """Replace fields of the checkpoint of step `number`. Remove fields with the value None."""
     path = folder / f"step-g0001-{number:010}.pt"
     state = {**torch.load(path, weights_only=True), **fields}
     torch.save({name: value for name, value in state.items() if value is not None}, path)

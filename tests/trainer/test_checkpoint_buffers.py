@@ -1,4 +1,4 @@
-"""The copies that a checkpoint is written from, and the checksum of what was written."""
+"""The copies a checkpoint is written from, and the checksum of the written bytes."""
 
 import pytest
 import torch

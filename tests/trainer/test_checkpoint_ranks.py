@@ -86,7 +86,7 @@ def test_state_that_differs_between_ranks_is_found_at_the_first_save(pair):
 
 @on_every_rank
 def steps_that_are_compared(runtime):
-    """Return which saves find that the ranks have begun to differ."""
+    """Return the steps at which a save finds a difference between the ranks."""
     every, checkpoint.COMPARE_EVERY = checkpoint.COMPARE_EVERY, 3
     model = a_model()
     checkpoints = Checkpoints("diverging", runtime, {"model": model})
@@ -110,7 +110,7 @@ def test_state_that_begins_to_differ_is_found_later(pair):
 
 @on_every_rank
 def sharded_in_other_ways(runtime):
-    """Return the error of FSDP1, and whether an optimizer that is sharded resumes."""
+    """Return the error of FSDP1, and whether a sharded optimizer resumes."""
     # The imports take a while, and only the ranks need them.
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -156,7 +156,7 @@ def test_fsdp1_is_refused_by_name_and_an_optimizer_that_is_sharded_resumes(pair)
 
 
 class Fails:
-    """A part whose methods fail on one rank."""
+    """A part with methods that fail on one rank."""
 
     def __init__(self, runtime, saves=(), loads=()):
         self._rank = runtime.rank

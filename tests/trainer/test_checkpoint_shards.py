@@ -1,4 +1,4 @@
-"""Checkpoints of a model that FSDP2 shards: every rank writes and reads its own part."""
+"""Checkpoints of a model sharded by FSDP2: every rank writes and reads its own part."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ def ranks(launched) -> Outcomes:
 
 
 class Job:
-    """A sharded model with its optimizer, and parts that are not sharded.
+    """A sharded model with its optimizer, and parts without shards.
 
     The first layer has fewer rows than there may be ranks, so a rank may have none of them.
     """
@@ -279,7 +279,7 @@ def error_of_a_rank_that_cannot_write(runtime):
     job = Job(runtime, "full").train(1)
     job.save()
     job.train(2).checkpoints.save(2)
-    # The thread may have written already, so the next one is the one that fails.
+    # The thread may have written already, so the next write fails.
     job.checkpoints.wait()
     write = Staging.write
 
@@ -339,13 +339,13 @@ def test_an_older_start_writes_nothing(ranks):
 
 @on_every_rank
 def error_of_a_start_that_is_taken_over_during_a_save(runtime):
-    """Return the names in the folder of a start that is paused in a save and taken over."""
+    """Pause a start in a save, take it over, and return the names in its folder."""
     job = Job(runtime, "paused").train(1)
     job.save()
     read = ShardedState.read_saved
 
     def pause_and_read(state):
-        # Each rank has seen the draft, which the other start removes.
+        # Each rank has seen the draft. The other start removes it.
         runtime.barrier()
         runtime.on_main(lambda: Claim.take(Path("paused")).number)
         return read(state)
@@ -369,7 +369,7 @@ def test_a_start_that_is_taken_over_during_a_save_does_not_come_back(ranks):
 
 @on_every_rank
 def plain_part_beside_a_sharded_model(runtime):
-    """Return the value of a plain part that changes while a thread writes the checkpoint."""
+    """Change a plain part while a thread writes the checkpoint, and return the restored value."""
     job = Job(runtime, "beside").train(1)
     plain = nn.Linear(1, 1)
     nn.init.constant_(plain.weight, 1.0)
@@ -490,7 +490,7 @@ def test_the_whole_weights_can_be_read_from_the_shards(ranks):
 
 @on_every_rank
 def after_a_roll_back(runtime):
-    """Return what a run does that goes back one step and trains that step again."""
+    """Go back one step, train this step again, and return the step and what was saved."""
     job = Job(runtime, "rolled-back").train(1)
     job.save()
     job.train(2).save()
@@ -512,7 +512,7 @@ def test_a_sharded_run_goes_back_to_an_earlier_step(ranks):
 
 @on_every_rank
 def saved_after_an_evaluation(runtime):
-    """Return whether a model of one FSDP2 module is restored, whose parameters are whole then."""
+    """Restore one FSDP2 module saved after an evaluation: its parameters are whole then."""
 
     def a_job():
         model = nn.Linear(4, 2)
@@ -603,7 +603,7 @@ def test_one_optimizer_may_have_the_parameters_of_two_models(ranks):
 
 @on_every_rank
 def a_new_sharded_part(runtime):
-    """Return the step and the weight of a part that the checkpoint does not have."""
+    """Return the step and the weight of a part missing in the checkpoint."""
     job = Job(runtime, "new-part").train(1)
     job.save()
     ema = nn.Linear(8, 3)

@@ -1,4 +1,4 @@
-"""An older process that still runs cannot replace, hide or remove a newer start's checkpoint."""
+"""An older process, if it still runs, cannot replace, hide or remove a newer start's checkpoint."""
 
 import shutil
 import signal
@@ -18,7 +18,7 @@ from ddp_trainer.ranks.runtime import Runtime
 from .every_rank import on_every_rank
 from .launch import alone, newest
 
-# A training that saves every step, and waits for SIGUSR1 after every step from the third on.
+# A training with a save at every step. From the third step on, it waits for SIGUSR1 after each.
 TRAINING = """
 import json, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -88,7 +88,7 @@ def damage(path):
 
 @pytest.fixture
 def older(tmp_path):
-    """Return a process that has saved three steps and waits."""
+    """Return a waiting process with three saved steps."""
     run = alone("-c", TRAINING, tmp_path)
     run.wait_for("checkpoint", step=3)
     return run
@@ -137,7 +137,7 @@ def test_a_process_that_writes_all_the_time_is_stopped(tmp_path):
     assert Start(tmp_path).weight == 77
 
 
-# Which checkpoint is the newest
+# The newest checkpoint
 
 
 def test_checkpoints_of_releases_without_claims_are_the_oldest(tmp_path):
@@ -183,7 +183,7 @@ def test_an_outdated_process_removes_no_file_of_a_newer_one_and_keeps_its_newest
     assert files_in(tmp_path) == ["step-g0001-0000000008.pt", "step-g0001-0000000009.pt"]
     newer.save(1)
     older.save(10)
-    # The newer one has kept the checkpoint that it continued from.
+    # The newer one has kept the checkpoint from which it continued.
     assert files_in(tmp_path) == [
         "step-g0001-0000000008.pt",
         "step-g0001-0000000010.pt",
@@ -224,7 +224,7 @@ def test_a_process_whose_file_a_newer_start_removed_says_that_it_is_outdated(tmp
 
 
 def write_and_lose(write, remove=False):
-    """Return a `Claim.write` after which a newer start has the folder."""
+    """Return a `Claim.write` that then gives the folder to a newer start."""
 
     def write_then_lose(self, path, state):
         write(self, path, state)
@@ -335,7 +335,7 @@ def test_partial_files_of_other_jobs_are_kept(tmp_path):
     assert partial.exists()
 
 
-# A folder that is removed
+# A removed folder
 
 
 def empty(folder):

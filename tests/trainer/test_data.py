@@ -118,7 +118,7 @@ def test_images_on_a_read_only_file_system_are_cached_in_the_users_folder(tmp_pa
 
 
 def read_only_below(folder: Path, method):
-    """Return a version of the Path method that fails for files that are written in `folder`."""
+    """Return a version of the Path method that fails for files written in `folder`."""
 
     def refuse(path: Path, *args, **kwargs):
         if path.parent == folder and "r" not in args:
@@ -160,7 +160,7 @@ def test_a_pickle_that_names_a_function_is_refused(tmp_path, tiny_cifar10):
 
 
 def broken(tmp_path, tiny_cifar10, what):
-    """Return a folder with CIFAR-10 that has the defect `what`."""
+    """Return a folder of CIFAR-10 with the defect `what`."""
     folder = tmp_path / what
     if what == "missing":
         return folder

@@ -129,12 +129,12 @@ def test_a_batch_without_parts_is_refused():
         list(accumulate(Runtime().wrap(net()), []))
 
 
-# Models and settings of all kinds. Each is trained in one piece and in two, which must be equal bit
-# by bit. That needs `warm_up` to leave DDP's buckets in their final order.
+# Models and settings of all kinds. Each is trained in one piece and in two, with results equal bit
+# by bit. To reach this, `warm_up` must leave DDP's buckets in their final order.
 
 
 class ReturnsTuple(nn.Module):
-    """A model that computes its own loss, as nanoGPT does."""
+    """A model with its own loss, as in nanoGPT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class ReturnsDict(ReturnsTuple):
 
 
 class SkipsParameters(nn.Module):
-    """A model of which some parameters take no part in a step."""
+    """A model with some parameters that take no part in a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class RecomputesActivations(nn.Module):
 
 
 class Quantises(nn.Module):
-    """A model that learns a codebook in a buffer, as VQ-VAE does, from the samples of its rank."""
+    """A model with a codebook in a buffer, learnt from the samples of its rank, as in VQ-VAE."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Kind:
 
 
 class WithLabels(Kind):
-    """A model that gets the labels too."""
+    """A kind of model with the labels as a further input."""
 
     def warm_up(self, runtime: Runtime, ddp: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         runtime.warm_up(ddp, inputs, labels, loss=lambda output: output[1])
@@ -316,7 +316,7 @@ def test_training_in_two_pieces_is_bit_equal(ranks, single, kind):
 
 
 class OwnBatchNorm(nn.BatchNorm1d):
-    """A BatchNorm whose training may read the running statistics."""
+    """A BatchNorm. Its training may read the running statistics."""
 
 
 SYNCHRONISED = {

@@ -1,4 +1,4 @@
-"""The commands that list checkpoints and write their weights to other files."""
+"""The commands to list checkpoints and to write their weights to other files."""
 
 import os
 
@@ -16,7 +16,7 @@ from ddp_trainer.ranks.runtime import Runtime
 
 
 class Tied(nn.Module):
-    """A model whose last layer has the weights of its first one."""
+    """A model with the weights of its first layer also in its last one."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def job(tmp_path):
-    """Return a model, and its checkpoints of steps 1 to 3, of which 2 is the best."""
+    """Return a model, and its checkpoints: steps 1 to 4 are saved, and 2 is the best."""
     torch.manual_seed(1)
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)

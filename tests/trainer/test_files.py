@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Files are written as a whole or not at all."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""A fork of the tests' server behaves as the new Python in whose place it runs."""
+"""A fork of the tests' server behaves as a new Python would in its place."""
 
 import os
 import re
@@ -13,7 +13,7 @@ IS_FORK = "import sys; print('ddpjob.agent.zygote' in sys.modules)\n"
 
 
 def ends(*arguments, **variables) -> tuple[Run, Run]:
-    """Return a fork and a new Python that have run the same program."""
+    """Run a program in a fork and in a new Python, and return both."""
     runs = (
         alone(*arguments, **variables),
         new_python(*arguments, PYTHON_EXEC=os.devnull, **variables),
@@ -48,7 +48,7 @@ print(json.dumps({
 
 @pytest.fixture(params=["text", "script", "module"])
 def program(request, tmp_path, monkeypatch):
-    """Return a function that gives the arguments with which Python runs a text."""
+    """Return a function to get the arguments with which Python runs a text."""
 
     def arguments(text):
         (tmp_path / "program.py").write_text(text)

@@ -15,7 +15,7 @@ from ddp_trainer.moved import MOVED
 
 
 def names_for_type_checkers():
-    """Return the names that the package imports if TYPE_CHECKING is set, with their modules."""
+    """Return the names imported by the package under TYPE_CHECKING, with their modules."""
     tree = ast.parse(Path(ddp_trainer.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     return {

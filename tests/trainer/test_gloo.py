@@ -1,4 +1,4 @@
-"""gloo's words for a timeout, and the end of its group, whose threads may be slower than Python."""
+"""gloo's words for a timeout, and the end of its group: its threads may be slower than Python."""
 
 import sys
 
@@ -8,8 +8,8 @@ from ddp_trainer.ranks.gloo import TIMED_OUT
 
 from . import launch
 
-# gloo's threads get almost no time: they have the lowest priority on a core that is busy. So Python
-# would end before they drop the tensors of the last collective.
+# gloo's threads get almost no time: they have the lowest priority on a busy core. So Python would
+# end before they drop the tensors of the last collective.
 SCRIPT = """
 import atexit, os, subprocess, sys
 from pathlib import Path

@@ -38,7 +38,8 @@ def on_xla(*arguments, launcher=torchrun, calls, **more):
 
 
 # At the workload's own rate, rounding decides a ReLU differently on some CPUs, and the training
-# magnifies that. At this rate the loss still changes by 1e-3, so a wrong mean of gradients shows.
+# magnifies the difference. At this rate the loss still changes by 1e-3, so a wrong mean of
+# gradients shows.
 SHORT_DIGITS = ("digits", "--epochs", 2, "--learning-rate", "0.005", "--threads", 1)
 
 
@@ -129,7 +130,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     (tmp_path / "meet").touch()
     meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
     store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
-    for _ in range(2):  # the ranks of an earlier run, which were killed
+    for _ in range(2):  # the killed ranks of an earlier run
         store.add("restart 0, group 0/joined", 1)
     run = torchrun(*TRAINER, *meet)
     assert run.finish() != 0
@@ -196,7 +197,7 @@ def test_nccls_record_of_the_last_collectives_is_switched_on_and_named(
     """No GPU was there to try it. NCCL itself writes the file."""
     monkeypatch.setattr(hardware.Cuda, "take", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    # Variables that are set below are removed at the end of the test.
+    # Variables set below are removed at the end of the test.
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in chain(*hardware.FLIGHT_RECORDER):
         os.environ.pop(name, None)
@@ -303,9 +304,9 @@ def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
 
 @pytest.fixture
 def train_a_little(monkeypatch):
-    """Return a function that trains on 10 images in batches of 4 and evaluates 5.
+    """Return a function to train on 10 images in batches of 4 and to evaluate 5.
 
-    It returns the model and the batches that the model has seen.
+    It returns the model and the batches seen by the model.
     """
     monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # pytest has its own handlers
 
@@ -381,7 +382,7 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
         cpu.schedule_as_batch()
         found.append(os.sched_getscheduler(0) if on_linux else None)
 
-    # A policy belongs to a thread, so this one does not change that of pytest.
+    # A policy belongs to a thread, so this one does not change the policy of pytest.
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()

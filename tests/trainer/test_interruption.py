@@ -1,4 +1,4 @@
-"""A run that is killed or stopped at any moment resumes and ends as an unbroken one.
+"""A run killed or stopped at any moment resumes and ends as an unbroken one.
 
 ResNet-18 has several DDP buckets and BatchNorm. With 72 images in batches of 16, the last batch of
 each epoch has eight images, so one of the two ranks gets none. One run with three interruptions
@@ -27,11 +27,11 @@ def story(tmp_path_factory, tiny_cifar10):
     folder = tmp_path_factory.mktemp("story")
     command = (*TRAINER, "cifar10", "--data", tiny_cifar10, *FLAGS.split(), "--checkpoint-dir")
 
-    # Runs that are not interrupted need few checkpoints.
+    # Uninterrupted runs need few checkpoints.
     unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100)
     assert finish(unbroken) == [0, 0], unbroken[0].stderr
 
-    # How a process ends that has lost its peer is seen in a new Python.
+    # A new Python shows how a process ends after the loss of its peer.
     killed = ranks(*command, folder / "broken", new=0)
     killed[0].wait_for("checkpoint", step=3)
     killed[1].kill()

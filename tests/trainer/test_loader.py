@@ -32,7 +32,7 @@ SAMPLES = 149
 
 
 class Augmented(Dataset):
-    """Samples of which each has random numbers of every generator."""
+    """Samples with random numbers of every generator in each."""
 
     def __len__(self):
         return SAMPLES
@@ -236,7 +236,7 @@ def note_the_worker(worker):
 
 
 class NotedWorkers(Augmented):
-    """Samples that tell which worker fetched them, and whether it leads a process group."""
+    """Samples with the number of their worker, and whether it leads a process group."""
 
     def __getitem__(self, index):
         return random.worker, os.getpgid(0) == os.getpid()
@@ -271,7 +271,7 @@ def test_data_of_another_size_and_streams_are_refused():
 
 
 class Named(Dataset):
-    """Samples as dicts, of which a collate function makes an object of its own."""
+    """Samples as dicts. A collate function makes an object of its own from them."""
 
     def __len__(self):
         return SAMPLES

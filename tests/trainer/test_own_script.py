@@ -104,7 +104,7 @@ def test_a_setup_installs_into_an_environment_of_the_run(tmp_path):
     (project / "size").write_text("7")
     script = ["--script", str(project / "train.py"), "--code", str(project), "--nodes", "2"]
     manifest = project / "job.yaml"
-    # The setup lasts until the status has said that it runs.
+    # The setup lasts until the status has shown it as running.
     waits = f"until [ -f '{tmp_path}/seen' ]; do sleep 0.1; done"
     manifest.write_text(ddpjob("init", *script, "--image", "i", "--setup", SETUP + waits))
     runs = ["--runs", str(tmp_path / "my runs")]

@@ -23,7 +23,7 @@ SIZE = 32
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Write red and blue photographs of several sizes, two classes that are easy to tell apart."""
+    """Write red and blue photographs of several sizes: two classes, easy to tell apart."""
     folder = tmp_path_factory.mktemp("insects") / "hymenoptera_data"
     random = np.random.default_rng(0)
     for part, count in (("train", 12), ("val", 5)):
@@ -180,7 +180,7 @@ def damaged_weights(path):
 
 
 def encrypted(path):
-    """Write weights whose archive is marked as encrypted, for which zipfile has its own error."""
+    """Write weights in an archive marked as encrypted: zipfile has an error of its own for it."""
     torch.save(resnet18(10).state_dict(), path)
     data = bytearray(path.read_bytes())
     # The flags of the first entry in the central directory.

@@ -39,8 +39,8 @@ from .small_data import FEATURES, difference, samples
 # A rank imports this module before it joins the group.
 THREADS_BEFORE_THE_GROUP = threads()
 
-# Samples in an epoch, in batches of 8. The last batch of 29 has 5 samples, which are uneven shares
-# at two ranks and at four. The last batch of 25 has one sample, so other ranks get none.
+# Samples in an epoch, in batches of 8. The last batch of 29 has 5 samples: uneven shares at two
+# ranks and at four. The last batch of 25 has one sample, so other ranks get none.
 UNEVEN = 29
 EMPTY = 25
 
@@ -187,7 +187,7 @@ def gradients_of_the_digits_net(runtime):
 
 def test_a_step_of_the_digits_net_is_that_of_one_process(ranks, single):
     # One step only: rounding may decide a ReLU or a pooled maximum differently, and further steps
-    # magnify that.
+    # magnify the difference.
     expected = single.first(gradients_of_the_digits_net)
     for gradients in ranks.values(gradients_of_the_digits_net):
         assert difference(gradients, expected) <= 1e-6
@@ -197,7 +197,7 @@ def test_a_step_of_the_digits_net_is_that_of_one_process(ranks, single):
 
 
 def net_for_images() -> nn.Module:
-    """Return a net with a 1x1 convolution, whose weights fit two memory formats."""
+    """Return a net with a 1x1 convolution: its weights fit two memory formats."""
     torch.manual_seed(11)
     layers = (
         nn.Conv2d(3, 8, 3),
@@ -221,7 +221,7 @@ def sgd_for_images(model: nn.Module, *, fused: bool | None) -> torch.optim.Optim
 
 
 def batches_of_images(runtime: Runtime) -> Iterator[Shard]:
-    """Yield the shards of 40 epochs of 14, 14 and 1 images. Only one rank gets that last image."""
+    """Yield the shards of 40 epochs of 14, 14 and 1 images. Only one rank gets the last image."""
     for epoch in range(40):
         yield from GlobalBatchSampler(29, 14, runtime.rank, runtime.world_size, seed=epoch)
 
@@ -250,7 +250,7 @@ def train_on_images_in_each_arm(runtime):
 
 
 def plain_loop_on_images() -> dict[str, torch.Tensor]:
-    """Train in one process with the default layout and an optimizer that is not fused."""
+    """Train in one process with the default layout, and with an optimizer that is not fused."""
     images, labels = some_images()
     model = net_for_images()
     optimizer = sgd_for_images(model, fused=False)
@@ -294,7 +294,7 @@ def test_one_altered_number_and_another_order_are_not_identical(ranks):
 
 @on_every_rank
 def indices_of_an_evaluation(runtime):
-    """Evaluate 31 samples in batches of 4, and return every index that any rank looked up."""
+    """Evaluate 31 samples in batches of 4, and return every index looked up by any rank."""
     inputs, labels = samples(31)
     looked_up: list[int] = []
     model = wide_net()
@@ -324,7 +324,7 @@ def test_an_evaluation_counts_every_sample_exactly_once(ranks):
 def sums_over_tokens(runtime):
     """Evaluate sentences of different lengths by a figure of its own. Some ranks have no sentence.
 
-    The figure is a root mean square over tokens, which is not a mean over sentences.
+    The figure is a root mean square over tokens. It is not a mean over sentences.
     """
     sentences = [torch.arange(float(length)) for length in (3, 1, 7)]
 
@@ -368,7 +368,7 @@ def test_all_ranks_raise_the_error_of_one_rank(ranks):
 
 @on_every_rank
 def gradients_in_buckets(runtime):
-    """Return for each gradient of the wide toy whether it lies in a bucket that DDP has sent."""
+    """Return for each gradient of the wide toy whether it lies in a bucket sent by DDP."""
     model = ToyModel(HIDDEN["wide"])
     ddp = runtime.wrap(model)
     sent: set[int] = set()
@@ -412,7 +412,7 @@ def test_freed_memory_is_taken_again_without_page_faults(ranks):
 
 @on_every_rank
 def policies_of_the_groups_threads(_):
-    """Return the scheduling policies of the threads that started with the group.
+    """Return the scheduling policies of the threads started with the group.
 
     Most are gloo's. Their names do not tell, because only newer releases of gloo set them.
     """

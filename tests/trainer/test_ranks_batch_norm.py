@@ -96,7 +96,7 @@ def with_statistics_of_the_filled_batch(runtime):
 
 
 def plain_loop_over_shards(ranks: int) -> dict[str, torch.Tensor]:
-    """Train in one process that runs each rank's share of a batch by itself."""
+    """Train in one process, with each rank's share of a batch run by itself."""
     inputs, labels = samples(SAMPLES, torch.float64)
     model = net_with_batch_norm()
     optimizer = sgd(model)
@@ -124,7 +124,7 @@ def test_synchronised_batch_norm_trains_like_one_process_without_it(ranks, singl
 
 
 def plain_loop_over_filled_batches(ranks: int) -> dict[str, torch.Tensor]:
-    """Train in one process whose batches hold the samples and repeats of all ranks."""
+    """Train in one process, with the samples and repeats of all ranks in its batches."""
     inputs, labels = samples(SAMPLES, torch.float64)
     model = net_with_batch_norm()
     optimizer = sgd(model)
@@ -146,7 +146,7 @@ def test_synchronised_batch_norm_counts_the_repeats_that_fill_up_shares(ranks):
 
 @on_every_rank
 def train_resnet_on_few_samples(runtime):
-    """Return the gradients of batches that are too small for all ranks, and the model's state."""
+    """Return the gradients of batches too small for all ranks, and the model's state."""
     torch.manual_seed(7)
     model = resnet18(10, "torchvision")
     ddp = runtime.wrap(model)
@@ -181,7 +181,7 @@ def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(ranks):
 
 @on_every_rank
 def normalise_one_sample(runtime):
-    """Return the message of the error of a batch of one sample, which rank 0 has."""
+    """Let rank 0 alone have a batch, of one sample, and return the message of the error."""
     model = nn.BatchNorm1d(FEATURES)
     synchronise(model, runtime)
     try:
@@ -242,7 +242,7 @@ def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_
 
 
 def frozen_net() -> nn.Module:
-    """Return a net in training whose BatchNorm is frozen, as in fine-tuning."""
+    """Return a net in training with a frozen BatchNorm, as in fine-tuning."""
     model = net_with_batch_norm()
     model[1].eval()
     return model

@@ -1,4 +1,4 @@
-"""A restore that is refused changes no model, no optimizer and no sampler."""
+"""A refused restore changes no model, no optimizer and no sampler."""
 
 import copy
 
@@ -41,7 +41,7 @@ def norm(fill, **attributes):
 
 
 def job(fill):
-    """Return the parts of a job, whose state depends on `fill`."""
+    """Return the parts of a job. Their state depends on `fill`."""
     sampler = GlobalBatchSampler(8, 2)
     if fill > 1:
         next(iter(sampler))
@@ -67,7 +67,7 @@ class Picky:
 
 
 class OddModule(nn.Module):
-    """A module that loads its state in a way of its own, and fails."""
+    """A module with its own way to load its state. The load fails."""
 
     def __init__(self, size):
         super().__init__()
@@ -81,7 +81,7 @@ class OddModule(nn.Module):
 
 
 class OddAdam(torch.optim.Adam):
-    """An optimizer that loads its state in a way of its own, and fails."""
+    """An optimizer with its own way to load its state. The load fails."""
 
     def load_state_dict(self, state_dict):
         if len(state_dict["state"]) != len(SHAPES):

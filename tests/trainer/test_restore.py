@@ -19,6 +19,8 @@ from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks.runtime import Runtime
 
+from .parts import Numbers
+
 
 def a_model(fill=1.0, width=2):
     model = nn.Linear(width, 2)
@@ -27,7 +29,7 @@ def a_model(fill=1.0, width=2):
 
 
 class Start:
-    """One start of a job. The weights are the last step that was trained."""
+    """One start of a job. The weights are the last trained step."""
 
     def __init__(self, folder, **options):
         self.model = a_model(0.0)
@@ -51,19 +53,6 @@ class Start:
         return self.model.weight.unique().item()
 
 
-class Numbers:
-    """A part whose state is what the test says."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return dict(self.state)
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
-
-
 def names_in(folder):
     return sorted(path.name for path in folder.glob("step-*"))
 
@@ -80,7 +69,7 @@ def flip_a_byte(path):
     path.write_bytes(data)
 
 
-# The write that is under way
+# A write under way
 
 
 def test_a_restore_waits_for_the_checkpoint_that_is_being_written(tmp_path):

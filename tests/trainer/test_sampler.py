@@ -213,7 +213,7 @@ def test_parts_of_a_share_have_at_least_as_many_samples_as_a_share(
             parts = shard.split(size)
             lengths = [len(part.indices) for part in parts if len(part.indices)]
             assert all(length >= min(at_least, len(shard.indices)) for length in lengths)
-            # A larger part is one that cannot be divided.
+            # Only an indivisible part is larger.
             assert max(lengths, default=0) <= max(size, 2 * at_least - 1)
             joined = [index for part in parts for index in part.indices.tolist()]
             assert joined == shard.indices.tolist()

@@ -20,16 +20,17 @@ from ddp_trainer.ranks.group import process_group
 from ddp_trainer.ranks.runtime import Runtime
 
 from .launch import torchrun
+from .parts import Numbers
 
-DEADLINE = 30.0  # seconds; reached only if a thread hangs
+DEADLINE = 120.0  # seconds; reached only if a thread hangs
 
 
 class Coordinates(torch.Tensor):
-    """A subclass, which cannot be read with weights_only."""
+    """A subclass. It cannot be read with weights_only."""
 
 
 class Gate:
-    """Stops torch.save until it is opened. With `error`, it then raises that."""
+    """Stops torch.save until it is opened. With `error`, it then raises this error."""
 
     def __init__(self, monkeypatch, error=None):
         self.reached = threading.Event()
@@ -173,19 +174,6 @@ def test_weights_are_read_without_taking_the_folder_over(tmp_path):
 
 
 # What can go wrong
-
-
-class Numbers:
-    """A part whose state is what the test says."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return dict(self.state)
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
 
 
 @pytest.mark.parametrize(

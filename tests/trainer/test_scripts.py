@@ -1,4 +1,4 @@
-"""The scripts that people copy: examples/gpt/train.py and examples/vision/train.py."""
+"""The scripts for people to copy: examples/gpt/train.py and examples/vision/train.py."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def text(tmp_path_factory):
 
 
 def result_of(run):
-    """Return the result of a run that succeeds."""
+    """Return the result of a successful run."""
     assert run.finish() == 0, run.stderr
     (end,) = run.of("end")
     return end["result"]
 
 
 def killed_and_resumed(start):
-    """Return the results of an unbroken run, and of one that is killed at its fifth step."""
+    """Return the results of an unbroken run, and of one killed at its fifth step."""
     whole = start("whole")
     broken = start("broken")
     # Its checkpoint of step 3 is written by a thread.

@@ -157,7 +157,7 @@ def test_nothing_is_saved_once_without_a_folder():
 
 
 def test_the_end_of_an_epoch_needs_no_second_checkpoint_of_its_last_step(tmp_path):
-    """Stop between the last step of an epoch, which is saved, and the evaluation after it."""
+    """Stop between the saved last step of an epoch and the evaluation after it."""
 
     def a_start():
         sampler = GlobalBatchSampler(4, 2)
@@ -179,7 +179,7 @@ def test_the_end_of_an_epoch_needs_no_second_checkpoint_of_its_last_step(tmp_pat
 
     assert train(*a_start(), until_evaluation=4) == [2]
     assert Best.read(tmp_path).step == 2
-    # The checkpoint is that before the evaluation, which therefore follows.
+    # The checkpoint is from before the evaluation, so the evaluation follows.
     assert train(*a_start(), until_evaluation=None) == [4]
     assert (Best.read(tmp_path).step, Best.read(tmp_path).score) == (4, 4.0)
 
@@ -205,7 +205,7 @@ stop.after_step(7)
 
 
 class Broken:
-    """A part whose device has failed."""
+    """A part on a failed device."""
 
     def state_dict(self):
         raise torch.OutOfMemoryError("CUDA out of memory")

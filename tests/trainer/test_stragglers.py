@@ -1,4 +1,4 @@
-"""The slow rank is found from the positions that every rank writes to the store."""
+"""The slow rank is found from the ranks' positions in the store."""
 
 import re
 import threading
@@ -45,7 +45,7 @@ def test_the_slow_rank_its_node_step_and_seconds_are_named():
             [(0, False, 1), (1, False, 2)],
             "rank 0 on node 0 (worker-0) is slow or stuck: it was last seen before its",
         ),
-        # Of two ranks behind, the one that was not heard of for longer is named.
+        # Of two ranks behind, the one with the older last sign is named.
         ([(5, True, 4), (4, True, 3), (4, True, 2)], "rank 2 on"),
     ],
 )
@@ -62,7 +62,7 @@ def test_positions_are_read_from_the_store():
     detectors = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
     detectors[0].finished(4)
     detectors[0].forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (said := detectors[1].describe_slow_rank()):
         assert time.monotonic() < deadline, "the position was never written"
     assert re.match(r"rank 1 on \S.* before its first step.*rank 0 on .* in step 5", said)
@@ -80,7 +80,7 @@ def test_a_rank_that_has_finished_its_inputs_is_not_behind():
     through.forget_passes()
     stuck.finished(14)
     stuck.forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not re.match(r"rank 1 on .* in step 15", said := through.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
     for detector in (through, stuck):
@@ -108,7 +108,7 @@ def test_ranks_that_are_as_far_behind_are_listed(others):
             r" nothing for at least 3 s\. Check",
         ),
         ([0, 1, 0], r"rank 0 on node 0 \(worker-0\) is frozen .* Likewise: rank 2\. Check"),
-        # A rank that is slow in its backward pass looks like those that wait.
+        # A rank that is slow in its backward pass looks like the waiting ones.
         ([1, 1, 1], None),
         ([0, 0, 0], None),
     ],
@@ -135,7 +135,7 @@ def test_only_a_rank_that_stops_writing_is_named():
     store = dist.HashStore()
     asking, waiting, stopped = [StragglerDetector(store, rank, 3, timeout=1.0) for rank in range(3)]
     stopped.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not asking.describe_slow_rank():
         assert time.monotonic() < deadline, "no rank was named"
     waiting.close()
@@ -231,7 +231,7 @@ def test_the_timeout_holds_although_gloo_begins_it_anew_with_each_message():
 
 @pytest.fixture
 def stuck(monkeypatch):
-    """Return a detector of rank 0, which waits in step 6, that of its slow peer, and messages."""
+    """Return the detectors of rank 0, waiting in step 6, and of its slow peer, and messages."""
     for name, seconds in (("SILENCE", 0.4), ("BEAT", 0.1), ("SHORTEST_PAUSE", 0.05)):
         monkeypatch.setattr(stragglers, name, seconds)
     monkeypatch.setattr(stragglers, "MARGIN", 0.1)
@@ -250,7 +250,7 @@ def stuck(monkeypatch):
 
 def test_a_rank_that_waits_for_one_that_makes_no_progress_is_told(stuck):
     _, _, messages = stuck
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not messages:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -278,7 +278,7 @@ def test_a_rank_in_a_later_part_of_a_step_is_ahead():
         detector.finished(7)
         for number in range(passes):
             detector.backward() if number % 2 else detector.forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not re.match(r"rank 1 on .* in step 8", said := fast.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
     for detector in (fast, slow):
@@ -287,7 +287,7 @@ def test_a_rank_in_a_later_part_of_a_step_is_ahead():
 
 def test_a_rank_that_waits_for_one_that_makes_progress_is_not_told(stuck):
     waiting, slow, messages = stuck
-    # Under Join, a rank that has finished waits while the others take their steps.
+    # Under Join, a finished rank waits while the others take their steps.
     waiting.finished(1000)
     waiting.forget_passes()
     end = time.monotonic() + 3

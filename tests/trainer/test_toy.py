@@ -42,7 +42,7 @@ def toy(*flags, start, batch_size):
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """Return the parameters that one process ends with."""
+    """Return the final parameters of one process."""
     folder = tmp_path_factory.mktemp("single")
     run = toy("--checkpoint-dir", folder, start=alone, batch_size=40)
     assert run.finish() == 0, run.stderr

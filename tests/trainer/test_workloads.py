@@ -249,7 +249,7 @@ def test_a_rate_that_is_meant_for_a_batch_size_grows_with_the_samples_per_step(
         rate_batch_size=rate_batch_size,
     )
     sampler = GlobalBatchSampler(300, 256)
-    # The last step of an epoch is smaller, which does not change its rate.
+    # The last step of an epoch is smaller. This does not change its rate.
     for shard in sampler:
         assert set_learning_rate(task, sampler.batch_size, shard, epochs=1) == expected
         assert optimizer.param_groups[0]["lr"] == expected

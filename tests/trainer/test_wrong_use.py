@@ -1,4 +1,4 @@
-"""Wrong use ends with exit code 2 and one message that says what to do, without a traceback."""
+"""Wrong use ends with exit code 2 and a message with advice, without a traceback."""
 
 from contextlib import nullcontext
 

@@ -1,6 +1,6 @@
-"""What may happen in the simulated cluster of world.py, one small function each.
+"""The possible events in the simulated cluster of world.py, one small function each.
 
-An action takes the world and a number, which chooses a pod, a node, a size or a time.
+An action takes the world and a number. The number chooses a pod, a node, a size or a time.
 """
 
 from collections.abc import Callable
@@ -43,16 +43,16 @@ from ddpjob.core.observe.observation import ApiState, Pod, TrainerState
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]
 
-# Seconds by which the clocks of the kubelets differ from the operator's.
+# Differences between the clocks of the kubelets and the operator's, in seconds.
 SKEWS = (0, 0, 0, -3600, 3600)
 
-# Seconds that pass, and by which the operator's clock is set forward or back.
+# Seconds of waiting, and seconds by which the operator's clock is set forward or back.
 WAITS = (1, 5, 12, 31, 70, 200, 400)
 JUMPS = (-7200, -90, -5, 40, 900)
 
 RENDEZVOUS_TIMEOUT = torchrun_tail("rendezvous-timeout")
 
-# Steps after which a cluster without accidents must have ended its job.
+# Within so many steps, a cluster without accidents must have ended its job.
 MAX_STEPS = 80
 
 
@@ -69,7 +69,7 @@ def on_a_pod(action: PodAction) -> Action:
 
 
 def kubelet_reports(name: str, make_status: Callable[[datetime, int], dict[str, Any]]) -> Action:
-    """Return the action that a kubelet reports a status.
+    """Return the action of a kubelet that reports a status.
 
     `make_status` takes the kubelet's time and the index of the node.
     """
@@ -83,7 +83,7 @@ def kubelet_reports(name: str, make_status: Callable[[datetime, int], dict[str, 
 
 
 def name_of_node(choice: int) -> str:
-    """Return one of the nodes on which the gang's pods usually are."""
+    """Return one of the usual nodes of the gang's pods."""
     return f"node-{choice % 4}"
 
 
@@ -124,7 +124,7 @@ def operator_sees_the_queue(world: World, choice: int) -> None:
 
 
 def queue_admits_the_job(world: World, choice: int) -> None:
-    """Give the job room, unless its Workload still has that which was taken away."""
+    """Give the job room, unless its Workload still has the room taken away."""
     for workload in world.queue.unfinished():
         if not workload.deleting and not workload.has_quota:
             granted = {"QuotaReserved": (True, "QuotaReserved"), "Admitted": (True, "Admitted")}
@@ -189,7 +189,7 @@ def operator_restarts(world: World, choice: int) -> None:
 
 
 def another_operator_writes_a_status(world: World, choice: int) -> None:
-    """Let an operator that has lost its Lease write a status, from whatever it has seen."""
+    """Let an operator without its Lease write a status, from whatever it has seen."""
     if choice % 2:
         world.other.receive_job()
     elif choice % 3 == 0:
@@ -303,7 +303,7 @@ def agent_reports_a_hang(world: World, pod: Pod) -> None:
 
 @on_a_pod
 def agent_waited_in_vain(world: World, pod: Pod) -> None:
-    """Let a pod end that has lost its peer, and whose next assignment comes too late, or never."""
+    """End a pod after the loss of its peer. Its next assignment comes too late, or never."""
     if pod.state is TrainerState.RUNNING:
         # It may have been told, and not have read it.
         attempt = max(pod.born, pod.attempt - world.created % 2)
@@ -385,7 +385,7 @@ def user_copies_a_pod(world: World, pod: Pod) -> None:
 def user_creates_a_pod_beyond_the_gang(world: World, choice: int) -> None:
     attempt = world.status.attempt.number
     name = f"digits-{attempt}-7"
-    # Without an attempt it could be a pod of a gang whose status was wiped.
+    # Without an attempt it could be a pod of a gang with a wiped status.
     if attempt is not None:
         add_stray(world, a_stray(7, running(), name=name, attempt=attempt))
 
@@ -409,7 +409,7 @@ def user_resumes_the_job(world: World, choice: int) -> None:
 
 
 def user_retries_the_job(world: World, choice: int) -> None:
-    """Raise spec.retries, which takes a job up again only if it has failed."""
+    """Raise spec.retries. This takes up only a failed job again."""
     world.change_spec(retries=world.job.spec.lifecycle.retries + 1)
 
 
@@ -423,7 +423,7 @@ def user_wipes_the_status(world: World, choice: int) -> None:
 
 
 def user_restores_an_old_status(world: World, choice: int) -> None:
-    """Write the status that the job had some versions ago, as a restored backup would."""
+    """Write the job's status of some versions ago, as a restored backup would."""
     old = world.jobs[-1 - choice % len(world.jobs)]
     world.set_status(old.status.to_dict())
 
@@ -433,7 +433,7 @@ def user_deletes_the_job(world: World, choice: int) -> None:
 
 
 def crd_gets_a_new_field(world: World, choice: int) -> None:
-    """Give the job a field that the operator does not know, by its default."""
+    """Give the job a field unknown to the operator, by its default."""
     world.manifest["spec"] = {**world.manifest["spec"], f"field{choice % 2}": True}
     world.changed()
 
@@ -621,7 +621,7 @@ def _what_exists(world: World) -> object:
 def _advance_gang(world: World) -> None:
     """Let every pod start, and once all have met or succeeded, let all succeed."""
     gang = world.gang()
-    # The pod of a node that has succeeded may be gone.
+    # After its success, the pod of a node may be gone.
     present = {pod.index for pod in gang} | set(world.status.attempt.succeeded_nodes)
     has_met = all(pod.ready or pod.ended for pod in gang)
     if len(present) >= world.status.pods.desired and has_met:

@@ -1,4 +1,4 @@
-"""Builders for the objects that the core reads: manifests, statuses, and pods from an API server.
+"""Builders for the core's input: manifests, statuses, and pods from an API server.
 
 A pod is built from its index and its status: `a_pod(1, failed(torchrun_summary(rank=1)))`.
 `plan_for` decides on a job and its pods. Times are NOW and seconds after it.
@@ -50,13 +50,13 @@ from ddpjob.core.plan import Plan
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"
 
-# The end of the message of a job that has failed and has no checkpoint.
+# The end of the message of a failed job without a checkpoint.
 WHAT_TO_DO = (
     "correct the cause, then raise spec.retries (ddpjob retry digits): the job begins anew, unless "
     "its script saves checkpoints itself. To change its spec, delete it and create it again"
 )
 
-# The last 2048 bytes of the logs of torchrun 2.13, which is what a kubelet keeps of a log.
+# The last 2048 bytes of the logs of torchrun 2.13. A kubelet keeps only this part of a log.
 TAILS = Path(__file__).parent / "data" / "torchrun"
 
 
@@ -89,11 +89,11 @@ def a_job(*, status: Status | None = None, **fields) -> Job:
 
 
 def a_condition(kind: Condition, holds: bool = True, *, now=NOW) -> Conditions:
-    """Return the conditions of a job that has only this one."""
+    """Return the conditions of a job with only this one."""
     return stamp_conditions(set_condition((), kind, holds, "Reason", "message"), 1, now)
 
 
-# The parts whose fields a test gives by their names alone.
+# The parts with fields that a test gives by their names alone.
 PARTS = {
     field.name: part
     for part, cls in (("attempt", Attempt), ("budget", UsedBudget), ("account", Account))
@@ -143,7 +143,7 @@ def a_starting_job(*, attempt=0, nodes=2) -> Job:
 def a_running_job(
     *, attempt=0, nodes=2, spec=None, generation=1, deleting=False, **status_fields
 ) -> Job:
-    """Return a job after the latch whose nodes all ran.
+    """Return a job after the latch. All of its nodes ran.
 
     `spec` are fields of its spec. Fields of its status can be given by name.
     """
@@ -167,7 +167,7 @@ def a_finished_job(
     return a_job(status=status, **fields)
 
 
-# A status in which every field has a value, and every part every field.
+# A status with a value in every field, and with all fields in every part.
 FULL_STATUS = Status(
     phase="Failed",
     reason="MaxRestartsExceeded",
@@ -277,7 +277,7 @@ def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec)
 def an_agents_pod(index=0, status=None, *, attempt=0, born=None, annotations=(), **fields):
     """Return a pod that may stay for another attempt.
 
-    `born` is the attempt that it was created in, if it has stayed since then.
+    `born` is the attempt of its creation, if the pod has stayed since then.
     """
     pod = a_pod(index, status, attempt=attempt, **fields)
     if born is not None:
@@ -334,7 +334,7 @@ def waiting(reason="ContainerCreating", message=""):
 
 
 def creating(seconds):
-    """Return the status of a pod that has had a node for so long, and no container yet."""
+    """Return the status of a pod with a node for so many seconds, and without a container yet."""
     since = format_time(at(-seconds))
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
     return {**waiting(), "conditions": [condition]}
@@ -350,20 +350,20 @@ def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
 
 
 def scheduling_gated():
-    """Return the status of a pod that a queue holds with a scheduling gate."""
+    """Return the status of a pod held by a queue with a scheduling gate."""
     return not_scheduled(
         "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
     )
 
 
 def starting(*, since=NOW):
-    """Return the status of a pod whose container runs, and whose workers have not met."""
+    """Return the status of a pod with a running container, before its workers have met."""
     state = {"running": {"startedAt": format_time(since)}}
     return {"phase": "Running", "podIP": "10.244.0.7", **trainer_status(state)}
 
 
 def running(*, since=NOW):
-    """Return the status of a pod whose workers have met the others."""
+    """Return the status of a pod after its workers have met the others."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": format_time(since)}
     status = {**starting(), "conditions": [ready]}
     status["containerStatuses"][0]["ready"] = True
@@ -371,7 +371,7 @@ def running(*, since=NOW):
 
 
 def ended(code, message="", *, reason=None, when=NOW, **status):
-    """Return the status of a pod whose trainer has ended.
+    """Return the status of a pod after the end of its trainer.
 
     Other fields of the pod's status can be given by name, such as its `phase` if something else in
     it still runs.
@@ -399,7 +399,7 @@ def oom_killed(**fields):
 
 
 def without_end_time(status):
-    """Remove the time at which the trainer ended, which some runtimes do not report."""
+    """Remove the end time of the trainer. Some runtimes do not report it."""
     for container in status["containerStatuses"]:
         del container["state"]["terminated"]["finishedAt"]
     return status
@@ -416,7 +416,7 @@ def not_ready(status):
 
 
 def with_sidecar(status, state=None):
-    """Add a container that still runs, or is in another `state`, to a trainer that has ended."""
+    """Add a container, still running or in another `state`, beside a trainer that has ended."""
     sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}
     containers = [*status["containerStatuses"], sidecar]
     return {**status, "phase": "Running", "containerStatuses": containers}
@@ -440,7 +440,7 @@ def evicted(**fields):
 
 
 def shut_down():
-    """Return the status after a kubelet that shuts its node down has ended the pod."""
+    """Return the status of a pod ended by its kubelet for a shutdown of the node."""
     message = "Pod was terminated in response to imminent node shutdown."
     target = disruption_target("TerminationByKubelet", message)
     ended_pod = {**ended(143), "phase": "Failed", "reason": "Terminated", "message": message}
@@ -453,7 +453,7 @@ def over_own_limit(message="Usage of EmptyDir volume exceeds the limit 1Gi.", **
 
 
 def rejected_by_kubelet(reason="UnexpectedAdmissionError"):
-    """Return the status of a pod that the kubelet did not admit: no container was started."""
+    """Return the status of a pod rejected by the kubelet: no container was started."""
     return {"phase": "Failed", "reason": reason, "message": "Allocate failed: no devices left"}
 
 
@@ -544,12 +544,12 @@ def deleted_pods(plan: Plan) -> list[str]:
 
 
 def budgets_used(plan: Plan) -> tuple[int, int]:
-    """Return (failures, disruptions that were not announced)."""
+    """Return (failures, unannounced disruptions)."""
     return plan.status.budget.failures, plan.status.budget.disruptions
 
 
 def restarts_by_budget(plan: Plan) -> dict[str, int]:
-    """Return the restarts that are counted, by the budget, without those that are 0."""
+    """Return the counted restarts by budget, without those that are 0."""
     budget = plan.status.to_dict()["budget"]
     return {name: restarts for name, restarts in budget.items() if restarts}
 

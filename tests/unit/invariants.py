@@ -1,4 +1,4 @@
-"""What holds in every history of a job. Each function raises AssertionError for one that breaks it.
+"""Invariants of every history of a job. Each function raises AssertionError if its own is broken.
 
 They look at turns of the operator. A turn counts only if the API server accepted its status, since
 only then the operator acts on it.
@@ -18,15 +18,15 @@ from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.decide.deletions import LOST_PEERS
 from ddpjob.core.observe.observation import NodeHealth, Pod
 
-# Causes that use up maxRestarts, after which a gang cannot write a checkpoint any more.
+# Causes that use up maxRestarts. After these, a gang cannot write a checkpoint any more.
 BROKEN = (Cause.FAILURE, Cause.HANG)
 
-# Events that may come beside the one for a change of the job.
+# Possible events beside the one for a change of the job.
 ASIDE = ("UnknownFields", "StrayPods")
 
 
 def written(world: World) -> Iterator[tuple[Turn, Status, Status]]:
-    """Return the turns that changed the status, with the old and the new one."""
+    """Return the turns with a changed status, with the old and the new one."""
     for turn in world.turns:
         if turn.written:
             yield turn, turn.observed.status, turn.plan.status
@@ -36,18 +36,18 @@ def is_recovery(turn: Turn) -> bool:
     return turn.observed.status_is_behind
 
 
-# Entries of the history that the report of a pod adds.
+# Entries of the history added by a pod's report.
 REPORTED_LATER = dict.fromkeys(
     ("first_step", "last_step", "total_steps", "steps_lost", "training_time", "untrained_seconds")
 )
 
 
 def without_surroundings(status: Status) -> Status:
-    """Return a finished status without what may still change.
+    """Return a finished status without its parts that may still change.
 
-    That is the observed generation, the count of pods that still run, what is known about
-    Kubernetes nodes and stray pods, and what a pod reports that ends later: its steps, and from
-    when on it has trained.
+    These are the observed generation, the count of running pods, the information about Kubernetes
+    nodes and stray pods, and the report of a pod that ends later: its steps, and the start of its
+    training.
     """
     attempts = tuple(replace(ended, **REPORTED_LATER) for ended in status.attempts)
     return changed(
@@ -144,7 +144,7 @@ def a_restart_costs_one_and_everything_else_costs_nothing(world):
         if is_recovery(turn):
             assert sum(cost) == 0
         elif sum(cost):
-            # The next attempt of a job that is suspended at the same look begins later.
+            # If the job is suspended at the same look, its next attempt begins later.
             assert new.attempt.number == old.attempt.number + (not new.has(Condition.SUSPENDED))
             causes = BROKEN if cost == (1, 0, 0) else (Cause.DISRUPTION,)
             assert new.last_failure.cause in causes

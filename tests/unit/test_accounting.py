@@ -49,7 +49,7 @@ def test_after_an_attempt_that_trained_the_job_recovers_until_it_trains_again():
     job = written(job, plan_for(job, RUN[0], a_pod(1, failed(torchrun_summary())), now=at(60)))
     expected = {"starting": 5, "training": 60}
     assert (job.status.account.activity, job.status.account.seconds) == ("recovering", expected)
-    # The new pods wait for nodes, which belongs to the recovery.
+    # The new pods wait for nodes. This belongs to the recovery.
     pods = [a_pod(index, attempt=1) for index in (0, 1)]
     assert account(job, *pods, now=at(70)) == ("recovering", at(60), expected)
     pods = [a_pod(index, running(), attempt=1) for index in (0, 1)]
@@ -95,7 +95,7 @@ NO_MODULE = "ModuleNotFoundError: No module named 'tqdm'"
 
 
 def ended_with(job, *reports, now):
-    """Return the job after an attempt in which pods ended with these reports; None: it runs."""
+    """Return the job after its pods have ended with these reports; None: the pod runs."""
     pods = [
         a_pod(index, failed(report) if report else running(), attempt=job.status.attempt.number)
         for index, report in enumerate(reports)
@@ -103,8 +103,8 @@ def ended_with(job, *reports, now):
     return written(job, plan_for(job, *pods, now=now))
 
 
-# What the pods of attempt 0 have reported at its end, 40 s after the workers have met, and the
-# seconds of starting and of training after that.
+# The reports of attempt 0's pods at its end, 40 s after the workers have met, and the seconds of
+# starting and of training after the meeting.
 ENDS = {
     "no step and no heartbeat": ((None, agent_report(0)), (5, 40)),
     "a heartbeat": ((None, agent_report(0, trained={"0": at(30).timestamp()})), (35, 10)),

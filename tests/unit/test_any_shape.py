@@ -146,7 +146,7 @@ def objects_like(manifest):
     return st.fixed_dictionaries({}, optional=fields)
 
 
-# Values that a field of the right type can have, although no operator writes them.
+# Values of the right type for a field, although no operator writes them.
 FAR_TIMES = ["0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
 EXTREMES = (*FAR_TIMES, 2**63 - 1, -(2**63), 0, True, "", [], {})
 far_values = st.sampled_from(EXTREMES)
@@ -251,7 +251,7 @@ def test_no_time_of_a_pod_makes_decide_raise(finished, transition, summary):
         decide(observe(job, read_pods(*pods)), NOW).status.to_dict()
 
 
-# Messages that a process can write
+# Possible messages of a process
 
 
 @pytest.mark.parametrize("depth", [500, 900, 985, 990, 1000, 2000])
@@ -274,7 +274,7 @@ def test_any_number_is_a_result(number):
 
 
 def test_a_result_can_be_sent_to_the_api_server():
-    # A JSON string can have half a character, which is not UTF-8. The API server would replace it,
+    # A JSON string can have half a character. This is not UTF-8. The API server would replace it,
     # and the operator would write its own version again at each look.
     for message in ('{"a": "\\ud83d"}', '{"\\ud83d": "a"}', '{"a": ["\\ud83d"]}'):
         for key, value in read_result(message).items():

@@ -1,4 +1,4 @@
-"""Archives that a pod sends: whole ones, and hostile ones, of which nothing leaves the folder."""
+"""Archives sent by a pod: whole ones, and hostile ones. Nothing of these leaves the folder."""
 
 import io
 import os
@@ -197,7 +197,7 @@ def test_a_chain_of_links_that_is_longer_than_a_path_may_be_does_not_lead_out(pl
 
 
 def sparse_archive(size):
-    """Return an archive with a file that claims to have so many zeros."""
+    """Return an archive with a file of so many zeros, according to its header."""
     headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(size)}
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:

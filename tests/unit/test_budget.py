@@ -45,7 +45,7 @@ def one_failed_with(code, error="ValueError: boom"):
     return a_pod(0, running()), a_pod(1, failed(torchrun_summary(1, code, error)))
 
 
-# What counts against which budget
+# Failures and disruptions, and their budgets
 
 
 def test_a_failure_and_a_disruption_have_budgets_of_their_own_and_the_status_has_the_sum():
@@ -144,14 +144,14 @@ def test_the_largest_budget_fits_into_a_status():
 
 
 def test_a_pod_over_its_own_limit_is_a_failure_although_its_container_is_lost():
-    # The kubelet reports the container of a pod that it has evicted so.
+    # For an evicted pod, the kubelet reports the container in this way.
     lost = over_own_limit(reason="ContainerStatusUnknown")
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, lost))
     assert budgets_used(plan) == (1, 0)
     assert plan.status.last_failure.reason == "Evicted"
 
 
-# Failures that another attempt cannot repair
+# Failures beyond repair by another attempt
 
 
 def test_the_exit_code_of_an_init_container_is_none_of_a_worker():
@@ -239,7 +239,7 @@ def test_a_script_that_python_does_not_find_ends_the_job_at_once(tail):
 
 
 def test_a_module_that_the_script_does_not_find_is_an_ordinary_failure():
-    # It may be on a volume that was not mounted on one node.
+    # It may be on a volume not mounted on one node.
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("module")))
     assert plan_for(a_running_job(), *pods).status.attempt.number == 1
 
@@ -255,7 +255,7 @@ def test_a_line_of_the_script_that_looks_like_pythons_own_does_not_end_the_job(l
 
 
 def failed_after(seconds, job, pods=ONE_FAILED):
-    """Return the plan for a job whose attempt trained for so long before it ended."""
+    """Return the plan for a job after its attempt trained for so long."""
     return plan_for(job, *pods, now=at(seconds))
 
 
@@ -340,13 +340,14 @@ def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("no-script")))
     plan = plan_for(a_running_job(seconds={"training": 3600}), *pods)
     assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (1, 0))
-    # A job whose pods were only rejected before has not shown that the script exists.
+    # If its pods were only rejected before, the job has not shown that the script exists.
     job = a_running_job(attempts=(EndedAttempt(0, "Disruption"),))
     assert plan_for(job, *pods).status.reason == Reason.SCRIPT_NOT_FOUND
 
 
 def test_a_peer_that_is_lost_before_all_nodes_ran_uses_the_budget():
-    # A rank that ends with 0 after some steps, before the operator has seen all ready, looks so.
+    # A rank may end with 0 after some steps, before the operator has seen all ready. This looks the
+    # same.
     pods = a_pod(0, running()), a_pod(1, failed(follower_summary(1)))
     job = a_running_job(ran=False, undecided_since=NOW)
     plan = plan_for(job, *pods, now=at(60))

@@ -1,4 +1,4 @@
-"""The verdict on an attempt that ended, from messages that torchrun wrote."""
+"""The verdict on an ended attempt, from messages written by torchrun."""
 
 from itertools import permutations
 
@@ -36,7 +36,7 @@ GONE = "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was remov
 
 
 def verdict_on(*pods, now=NOW, nodes=None, latched=False, nodes_by_name=None):
-    """Judge an attempt whose first failure was seen at NOW.
+    """Judge an attempt with its first failure seen at NOW.
 
     Before the latch, a missing pod was not created yet. After it, it is lost.
     """
@@ -384,7 +384,7 @@ def test_a_node_that_succeeded_is_not_silent():
 
 
 def test_an_end_at_an_impossible_time_does_not_move_the_time_of_its_summary():
-    # A kubelet reports 1970 if its runtime does not know the end. No time zone is that far away.
+    # A kubelet reports 1970 if its runtime does not know the end. No time zone is so far away.
     unknown = failed(torchrun_summary(0, when=at(5)))
     unknown["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = "1970-01-01T00:00:00Z"
     known = failed(torchrun_summary(1, when=at(1)), when=at(2))

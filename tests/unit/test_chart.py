@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 Manifest = dict[str, Any]
 Right = tuple[str, str, str]
 
-# Every right that the operator uses, as (group, resource, verbs).
+# Every right used by the operator, as (group, resource, verbs).
 RIGHTS = {
     ("ddpjob.dev", "ddpjobs", "delete get list watch"),
     ("ddpjob.dev", "ddpjobs/status", "update"),
@@ -73,7 +73,7 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
 def template(
     *args: str, release: str = "ddpjob-operator", namespace: str = "system"
 ) -> list[Manifest]:
-    """Return the objects that `helm template` renders with further arguments."""
+    """Return the objects from `helm template` with further arguments."""
     done = helm("template", release, str(CHART), "--namespace", namespace, *args)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
@@ -81,7 +81,7 @@ def template(
 
 @cache
 def rendered(*settings: str, release: str = "ddpjob-operator") -> list[Manifest]:
-    """Return the objects that `helm template --set SETTING…` renders."""
+    """Return the objects from `helm template --set SETTING…`."""
     return template(*(f"--set={setting}" for setting in settings), release=release)
 
 
@@ -96,7 +96,7 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
 
 
 def only(manifests: list[Manifest], kind: str) -> Manifest:
-    """Return the one object of a kind that does not belong to `helm test`."""
+    """Return the one object of a kind outside `helm test`."""
     (found,) = of_kind(manifests, kind)
     return found
 

@@ -45,7 +45,7 @@ def test_a_command_without_these_options_refuses_them():
 
 
 class Client:
-    """A client of another namespace than that of the job."""
+    """A client of a namespace other than the job's."""
 
     namespace = "other"
 

@@ -1,6 +1,6 @@
 """`ddpjob convert`: manifests of other operators and scripts for Slurm as DDPJobs.
 
-`manifests/` has a folder for each format, after the shapes that their documentation shows.
+`manifests/` has a folder for each format, after the shapes in its documentation.
 """
 
 import copy
@@ -106,7 +106,7 @@ def test_there_are_twenty_manifests_of_each_operator():
 
 
 def places(value, path=()):
-    """Yield the paths of the objects in a document whose keys are fields."""
+    """Yield the paths of a document's objects with fields as keys."""
     if isinstance(value, dict):
         yield path
         for key, item in value.items():
@@ -506,6 +506,17 @@ def test_tasks_of_srun_become_processes():
     assert "read RANK, LOCAL_RANK and WORLD_SIZE" in comments_of("sbatch", "cpu.sbatch")
 
 
+def test_arrays_of_bash_are_the_words_of_the_command():
+    spec = spec_of("sbatch", "arrays.sbatch")
+    assert (spec["nodes"], spec["nprocPerNode"]) == (2, 8)
+    assert spec["args"] == ["./train.py", "--epochs", "3", "--name", "a  b", "--lr", "0.1"]
+    comments = comments_of("sbatch", "arrays.sbatch")
+    # What a condition sets, and what another program makes, is only known to a shell.
+    assert '"\\"${CONTAINER[@]}\\"": because only a shell knows the value' in comments
+    assert "scontrol show hostnames" in comments
+    assert "declare -a CONTAINER" in comments
+
+
 def test_the_image_of_the_containers_is_taken():
     text = (MANIFESTS / "sbatch/pyxis.sbatch").read_text()
     assert convert(text).document["spec"]["image"] == "nvcr.io/nvidia/pytorch:25.01-py3"
@@ -642,6 +653,13 @@ def test_another_file_is_an_error_with_a_sentence(text, sentence):
     done = run("-", stdin=text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert sentence in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_template_that_is_not_filled_is_named():
+    job = a_pytorchjob(resources={"limits": {"nvidia.com/gpu": "${GPUS}"}})
+    done = run("-", stdin=job)
+    sentence = " ".join(done.stderr.replace("│", " ").split())
+    assert 'got "${GPUS}"; the manifest is a template: fill it first' in sentence
 
 
 def test_the_image_can_be_given_for_a_manifest_too():

@@ -1,4 +1,4 @@
-"""Pods on Kubernetes nodes that do not answer: when they are deleted by force, and when never."""
+"""Pods on silent Kubernetes nodes: when they are deleted by force, and when never."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -57,7 +57,7 @@ READY = nodes_of(a_node("node-0"), a_node("node-1"))
 
 
 def cluster_with_unready(unready, total):
-    """Return the nodes of a cluster, of which the first ones are unreachable."""
+    """Return the nodes of a cluster. The first `unready` ones are unreachable."""
     bodies = [
         a_node(f"node-{number}", "Unknown" if number < unready else "True")
         for number in range(total)
@@ -66,7 +66,7 @@ def cluster_with_unready(unready, total):
 
 
 def watched(job, *pods, nodes, since=NOW):
-    """Return the job after a look at which the state of its nodes was first seen."""
+    """Return the job after the first look at the state of its nodes."""
     return written(job, plan_for(job, *pods, now=since, nodes=nodes))
 
 
@@ -87,7 +87,7 @@ def test_a_node_that_is_lost_ends_the_attempt_after_30_seconds(nodes):
     assert budgets_used(plan) == (0, 1)
     assert plan.status.last_failure.reason == "NodeUnreachable"
     assert plan.status.last_failure.pod == "digits-0-1"
-    # The peers of a node that is gone cannot write a checkpoint.
+    # The peers of a lost node cannot write a checkpoint.
     assert [(delete.name, delete.grace) for delete in plan.delete] == [
         ("digits-0-0", BROKEN_GANG_GRACE),
         ("digits-0-1", 0),
@@ -183,7 +183,7 @@ def test_an_undecided_failure_is_blamed_on_the_unreachable_node():
 
 
 def plan_beside_a_leftover(job, nodes, now=NOW):
-    """Return the plan for a job whose name belonged to an earlier job, of which a pod is left."""
+    """Return the plan for a job with the name of an earlier job, and with a leftover pod of it."""
     (left,) = read_pods(a_pod(0, running(), deleted_at=NOW, grace=45, nodeName="node-1"))
     return decide(replace(observation(job, nodes=nodes), leftovers=(left,)), now)
 
@@ -269,7 +269,7 @@ def test_the_taint_out_of_service_that_was_left_on_a_ready_node_forces_nothing()
 
 
 def stuck_job():
-    """Return a job whose attempt 1 waits for a pod of attempt 0 to end."""
+    """Return a job in attempt 1, waiting for a pod of attempt 0 to end."""
     return a_starting_job(attempt=1)
 
 
@@ -434,7 +434,7 @@ def test_without_nodes_a_dead_node_time_of_never_forces_nothing():
     assert plan_for(stuck_job(), pod, nodes=None, policy=NEVER, now=at(10**6)).delete == ()
 
 
-# Nodes that are about to end
+# Nodes about to end
 
 
 def test_a_node_that_registers_anew_under_its_name_is_another_one():

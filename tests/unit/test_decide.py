@@ -45,7 +45,7 @@ from ddpjob.core.decide.rules import RULES, decide
 from ddpjob.core.observe.observation import Refusal
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event
 
-# The message of a pod whose rank failed by itself, and of one that lost its peer.
+# The message of a pod with a rank that failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)
 FOLLOWER = follower_summary(rank=0)
 
@@ -145,7 +145,7 @@ def test_a_finished_job_with_an_unreadable_spec_does_not_change():
     assert (plan.status.phase, plan.events, plan.delete) == ("Complete", (), ())
 
 
-# Fields of the spec that this version does not know
+# Fields of the spec unknown to this version
 
 UNKNOWN_FIELDS = Event(
     "Warning",
@@ -316,7 +316,7 @@ def test_every_missing_pod_must_be_confirmed_to_be_gone():
 
 
 def a_refusal(reason, message="no", *, final=False, counts_ended_pods=False):
-    """Return a refusal after which the next try is in 7 s."""
+    """Return a refusal with the next try in 7 s."""
     return Refusal(reason, message, at(7), final, counts_ended_pods)
 
 
@@ -410,7 +410,7 @@ def test_an_invalid_pod_of_a_job_that_had_pods_is_tried_again(status, pods):
 
 
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
-    # A pod whose labels were changed is not in the cache. Its trainer still runs.
+    # A pod with changed labels is not in the cache. Its trainer still runs.
     plan = plan_for(a_running_job(), a_pod(0, failed(FAILURE)))
     assert (plan.status.attempt.number, plan.confirm) == (1, ("digits-0-1",))
     both = a_pod(0, failed(FAILURE)), a_pod(1, running())

@@ -1,4 +1,4 @@
-"""`ddpjob init` and the manifests in examples/: equal, valid, with flags that the trainer has."""
+"""`ddpjob init` and the manifests in examples/: equal, valid, with flags of the trainer."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_a_workload_with_two_gpus_per_process_has_half_as_many_processes():
 
 
 def words_of(stderr):
-    """Return the words of an error, without the box and the line breaks that rich adds."""
+    """Return the words of an error, without rich's box and line breaks."""
     return " ".join(stderr.replace("│", " ").split())
 
 

@@ -1,4 +1,4 @@
-"""Of two gangs that fit only in part, the younger gives its pods back to the older."""
+"""If two gangs fit only in part, the younger gives its pods back to the older."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -42,7 +42,7 @@ OLDER = OlderGang("uid-of-older", "older")
 HALF = (a_pod(0, running()), a_pod(1, unschedulable("no room")))
 
 
-# Which gang is in the way
+# The gang in the way
 
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
@@ -52,10 +52,10 @@ NO_GPU = unschedulable(
 
 
 def a_gang(name, created=0, *, placed=GPU, pending=GPU, **fields):
-    """Return a gang of one pod that has a node and one that has none, `created` s after NOW.
+    """Return a gang of one pod with a node and one without, created `created` s after NOW.
 
-    `placed` and `pending` are fields of the pods' spec, with those of the container. `why`: why the
-    second has no node. Other fields are those of the status.
+    `placed` and `pending` are fields of the pods' spec, with those of the container. `why` explains
+    why the second pod has no node. Other fields are fields of the status.
     """
     why, namespace = fields.pop("why", NO_GPU), fields.pop("namespace", "ml")
     refusal = fields.pop("refusal", None)
@@ -274,7 +274,7 @@ def test_the_name_of_a_job_in_another_namespace_is_not_told():
 
 
 def a_half_gang(**fields):
-    """Return a job whose attempt has waited for its nodes since NOW."""
+    """Return a job with an attempt that has waited for its nodes since NOW."""
     return a_running_job(ran=False, starting_since=NOW, **fields)
 
 

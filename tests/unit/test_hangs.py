@@ -1,4 +1,4 @@
-"""Hangs: when a gang hangs whose heartbeat is its output, and which rank is the culprit."""
+"""Hangs: when a gang hangs with its output as heartbeat, and which rank is the culprit."""
 
 import pytest
 from builders import (
@@ -41,9 +41,9 @@ def hung(index, frames, attempt=0, **fields):
 
 
 def a_suspected_gang(*ages, ready=1, silent=300):
-    """Return the plan for a gang of which all pods but the first `ready` ones have become unready.
+    """Return the plan for a gang after all pods but the first `ready` ones have become unready.
 
-    `ages` are those of the heartbeats that their agents answer; None for no answer.
+    `ages` are the ages of the heartbeats in their agents' answers; None for no answer.
     """
     pods = [
         an_agents_pod(index, running() if index < ready else starting())
@@ -160,7 +160,7 @@ def test_a_pod_that_does_not_write_its_stacks_is_waited_for_ten_seconds():
 
 
 def test_pods_that_cannot_write_their_stacks_are_not_waited_for():
-    # An agent of another version, and a pod that is being deleted.
+    # An agent of another version, and a pod in deletion.
     other = an_agents_pod(1, running())
     other["spec"]["volumes"] = []
     status = plan_for(a_running_job(), hung(0, WAITS), other).status
@@ -210,7 +210,7 @@ OTHER = ['File "/train.py", line 20 in load']
     [
         (stacks(WAITS, COMPUTES, WAITS), {}, (1,)),
         (stacks(COMPUTES, COMPUTES, WAITS), {}, (2,)),
-        # Two ranks: the one that waits for nobody.
+        # Of two ranks, the one that waits for nobody.
         (stacks(WAITS, COMPUTES), {}, (1,)),
         (stacks(COMPUTES, WAITS), {}, (0,)),
         # Both wait, or neither: the one in the lower step.
@@ -221,7 +221,7 @@ OTHER = ['File "/train.py", line 20 in load']
         (stacks(WAITS, WAITS, WAITS), {0: 1, 1: 2}, None),
         (stacks(COMPUTES), {}, None),
         ({}, {}, None),
-        # A rank that hangs in the kernel shows no stack.
+        # A rank hanging in the kernel shows no stack.
         (stacks(WAITS, ["no stack"], WAITS), {}, (1,)),
         # Frames of torch do not tell ranks apart.
         (stacks([WAITS[0], *COMPUTES], COMPUTES), {}, None),
@@ -245,7 +245,7 @@ def test_what_is_no_stack_is_left_out(text):
 
 
 def checked(*ages, seconds=700, **fields):
-    """Return the plan for a gang that has run for so long, and whose agents answer these ages."""
+    """Return the plan for a gang after so many seconds, with these ages in its agents' answers."""
     pods = [an_agents_pod(index, running()) for index in range(len(ages))]
     uids = [pod.uid for pod in read_pods(*pods)]
     answers = {

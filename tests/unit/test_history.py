@@ -1,4 +1,4 @@
-"""What a status remembers: the last ten attempts, and the Kubernetes nodes on which they failed."""
+"""The memory of a status: the last ten attempts, and the Kubernetes nodes of their failures."""
 
 import pytest
 from builders import (
@@ -126,7 +126,7 @@ def test_budgets_do_not_depend_on_the_history():
     assert plan_for(job, *ONE_FAILED).status.attempt.number == 1
 
 
-# Kubernetes nodes on which attempts failed
+# Kubernetes nodes of failed attempts
 
 
 def failed_on(job, node, *, attempt=0, now=NOW, status=None):

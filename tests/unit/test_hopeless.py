@@ -37,14 +37,14 @@ def with_policy(**policy):
 
 
 def an_attempt(attempt=0, error=NO_MODULE, *, end=-40, cause="Failure", pod=None, **fields):
-    """Return the entry of an attempt that has ended `end` seconds after NOW."""
+    """Return the entry of an attempt, ended `end` seconds after NOW."""
     pod = pod or f"digits-{attempt}-1"
     message = f"rank 1 in pod {pod} failed with exit code 1: {error}"[:MAX_ATTEMPT_MESSAGE]
     return EndedAttempt(attempt, cause, "WorkerFailed", message, pod=pod, end=at(end), **fields)
 
 
 def after(*attempts, **fields):
-    """Return a job that runs after these attempts, the newest first."""
+    """Return a running job after these attempts, the newest first."""
     failures = sum(entry.cause in ("Failure", "Hang") for entry in attempts)
     fields = {"failures": failures, **fields}
     return a_running_job(attempt=len(attempts), attempts=attempts, **fields)
@@ -131,7 +131,7 @@ def test_an_error_of_the_operating_system_uses_the_budget():
 
 LONG = "TypeError: " + "x" * 400
 
-# What happened before an attempt that ends by NO_MODULE, and whether the job then ends.
+# The history before an attempt that ends by NO_MODULE, and whether the job then ends.
 HISTORIES = {
     "30 s before": ((an_attempt(end=-30),), {}, True),
     "29 s before": ((an_attempt(end=-29),), {}, False),
@@ -221,7 +221,7 @@ def test_of_a_long_message_the_part_counts_that_the_history_keeps():
 
 
 def test_an_error_in_a_pod_that_stayed_does_not_count():
-    # It is the pod of attempt 0, in which rank 0 runs for the second time.
+    # In the pod of attempt 0, rank 0 runs for the second time.
     job = after(an_attempt(), births=(0, 1))
     end = failed(agent_report(1, rank=0, exception=NO_MODULE))
     stayed = a_pod(0, end, attempt=1)
@@ -273,7 +273,7 @@ def after_steps(*steps, limit=3, cause="Failure", **fields):
 
 
 def fails_at(job, first, last, **report):
-    """Return the status after an attempt that has ended at a step."""
+    """Return the status after an attempt has ended at a step."""
     steps = {} if first is None else {str(job.status.attempt.number): [first, last]}
     return fails_with(job, "ValueError: boom", rank=0, steps=steps, **report)
 

@@ -1,4 +1,4 @@
-"""Recovery in place: which pods stay for the next attempt, and what follows for each of them."""
+"""Recovery in place: which pods stay for the next attempt, and the consequences for each."""
 
 import json
 
@@ -47,7 +47,7 @@ def a_running_job(*, spec=None, **fields):
 
 
 def gang(*statuses):
-    """Return the pods of attempt 0, which may stay."""
+    """Return the pods of attempt 0. They may stay."""
     return [an_agents_pod(index, status) for index, status in enumerate(statuses)]
 
 
@@ -60,13 +60,13 @@ def graces(plan):
 
 
 def a_job_in_place(*, attempt=1, nodes=3, births=(0, 1, 0), **fields):
-    """Return a job in an attempt for which some pods have stayed, and which has not run yet."""
+    """Return a job in an attempt with some pods that stayed. The attempt has not run yet."""
     fields = {"latched": False, "ran": False, "host": Host(0, "10.244.0.7"), **fields}
     return a_running_job(attempt=attempt, nodes=nodes, births=births, **fields)
 
 
 def pods_in_place(first, second, third, *, told=1):
-    """Return the pods of that job. `told`: the attempt that the pods which stayed know."""
+    """Return the pods of this job. `told`: the attempt known to the pods that stayed."""
     return [
         an_agents_pod(0, first, attempt=told, born=0),
         an_agents_pod(1, second, attempt=1),
@@ -74,13 +74,13 @@ def pods_in_place(first, second, third, *, told=1):
     ]
 
 
-# The annotations of a pod that got its assignment when it had been ready for 9 s, and of a pod that
-# must not start yet.
+# The annotations of a pod that had been ready for 9 s at its assignment, and of a pod that must not
+# start yet.
 READY_BEFORE = {names.ANNOTATION_READY_BEFORE: format_time(at(-9))}
 HELD = {names.ANNOTATION_ASSIGNMENT: '{"start": false}'}
 
 
-# Which pods stay
+# The pods that stay
 
 
 def test_after_a_failure_the_other_pods_stay():
@@ -143,7 +143,7 @@ def with_volumes(pod, volumes):
     return pod
 
 
-# Pods of a gang in which another pod failed, and that do not stay.
+# Pods that do not stay after the failure of another pod of their gang.
 UNFIT = {
     "its container has not started": an_agents_pod(0, waiting()),
     "it is being deleted": an_agents_pod(0, running(), deleted_at=NOW),
@@ -343,7 +343,7 @@ LOST = {
 
 @pytest.mark.parametrize("first", LOST.values(), ids=LOST)
 def test_a_pod_that_stayed_and_is_lost_before_the_attempt_ran_costs_nothing_more(first):
-    """It was probably lost together with the one that was counted, as in a drain."""
+    """It was probably lost together with the counted one, as in a drain."""
     others = pods_in_place(None, waiting(), starting())[1:]
     plan = plan_for(a_job_in_place(), *first, *others)
     assert (plan.status.attempt.number, plan.status.reason) == (2, Reason.NOT_RESUMED)
@@ -421,7 +421,7 @@ def test_a_new_pod_that_fails_before_its_first_assignment_has_failed():
     assert plan.status.attempts[0].cause == "Failure"
 
 
-# Pods that run and are not ready
+# Running pods that are not ready
 
 
 def test_pods_that_stayed_and_do_not_become_ready_are_made_anew_without_a_cost():
@@ -480,7 +480,7 @@ def test_a_gang_that_has_never_run_has_its_own_time_to_start():
     )
 
 
-# Hangs that an agent has found
+# Hangs found by an agent
 
 
 def test_a_hang_is_a_cause_once_the_others_had_time_for_their_stacks_and_all_pods_are_made_anew():
@@ -530,7 +530,7 @@ def test_the_config_map_of_the_agent_has_a_name_of_its_content():
 
 
 def with_grace(seconds, *statuses, **fields):
-    """Return the pods of a gang that have this grace period."""
+    """Return the pods of a gang with this grace period."""
     return [
         an_agents_pod(index, status, terminationGracePeriodSeconds=seconds, **fields)
         for index, status in enumerate(statuses)

@@ -80,7 +80,7 @@ def test_pods_that_have_not_met_are_asked_after_a_minute():
 
 
 def test_all_pods_that_have_not_ended_are_asked():
-    # One that was not asked would be taken for one that does not answer.
+    # A pod that was not asked would look like one without an answer.
     pods = [a_pod(index, running()) for index in range(1, 20)]
     assert len(asked(a_running_job(nodes=20), FOLLOWER, *pods)) == 19
 

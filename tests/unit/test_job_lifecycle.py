@@ -50,7 +50,7 @@ def reasons(plan):
 
 
 def suspended(job, *pods, now=NOW):
-    """Return the job after the look at which it was suspended."""
+    """Return the job after the look that suspends it."""
     return written(job, plan_for(job, *pods, now=now))
 
 
@@ -208,7 +208,7 @@ def test_what_ends_while_the_job_is_being_suspended_is_not_counted():
 
 
 def a_failed_job(**spec):
-    """Return a job that has used up its restarts, as its last look has written it."""
+    """Return a job without restarts left, as its last look has written it."""
     job = a_running_job(failures=3, disruptions=2, spec=spec, attempt=5)
     pods = a_pod(0, running(), attempt=5), a_pod(1, failed(torchrun_summary(1)), attempt=5)
     return written(job, plan_for(job, *pods))
@@ -476,7 +476,7 @@ STARTUP = {"startupDeadlineSeconds": 100}
 
 
 def a_late_job(**fields):
-    """Return a job that has waited for its nodes since NOW, for at most 100 s."""
+    """Return a job waiting for its nodes since NOW, for at most 100 s."""
     status = a_status(ran=False, starting_since=NOW, **fields)
     return a_job(status=status, **STARTUP)
 

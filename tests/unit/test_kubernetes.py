@@ -17,7 +17,7 @@ from ddpjob.core.api.kubernetes import (
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
 
-# Where users read what they need, and which version each sentence names.
+# The sentences for users with the required and the tested versions, and the pages with them.
 NEEDED = re.compile(r"Kubernetes (1\.\d+) or newer")
 TESTED = re.compile(r"tested on Kubernetes (1\.\d+)")
 PAGES = ("README.md", "charts/ddpjob-operator/README.md")

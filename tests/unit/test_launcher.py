@@ -106,7 +106,7 @@ def test_a_command_line_in_one_word_is_refused(line, flags):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        # A flag that works has a place.
+        # A working flag has a place.
         (
             ["--role=a", "train.py"],
             f"--role=a is a flag of torchrun; put it into spec.torchrun.args, and {BEGIN}",

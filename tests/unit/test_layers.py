@@ -1,7 +1,7 @@
 """The layers of the operator and of the trainer: which package may import which.
 
 The docstring of each package has a sentence such as "May import `kube` and `core.api`." The tests
-compare the imports of its modules with that. `core` stands for all packages of the core. The
+compare it with the imports of its modules. `core` stands for all packages of the core. The
 modules directly in `core/` and in `ddp_trainer/` count as packages. The trainer and the operator do
 not import each other.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 OPERATOR = ROOT / "operator" / "ddpjob"
 TRAINER = ROOT / "trainer" / "ddp_trainer"
 
-# Modules whose docstring is for users, with what they may import: the names that programs import,
+# Modules with a docstring for users, and their permitted imports: the public names of each package,
 # and `python -m ddp_trainer`.
 FACES = {
     "ddpjob.__init__": {"client", "jobs"},
@@ -41,18 +41,17 @@ LIBRARY = {
 PERMISSION = re.compile(r"\bMay import (.*?)\.(?:\s|$)", re.DOTALL)
 NAME = re.compile(r"`([\w.]+)`")
 
-# Packages of the operator alone, and those for requests to an API server, with the layers that know
-# them.
+# Packages for the layer `controller` alone, and packages for requests to an API server: `kube` may
+# import these too.
 CONTROLLER_PACKAGES = {"kopf", "prometheus_client", "pythonjsonlogger"}
 KUBERNETES_PACKAGES = {"kubernetes", "aiohttp"}
 
-# Packages of the extras, which are missing where only `ddpjob` is installed.
+# Packages of the extras. They are missing if only `ddpjob` is installed.
 EXTRA_PACKAGES = (
     "kopf",
     "prometheus_client",
     "psutil",
     "matplotlib",
-    "plotext",
     "starlette",
     "uvicorn",
 )
@@ -60,8 +59,8 @@ EXTRA_PACKAGES = (
 # Packages without input, output and clocks.
 PURE = ("core", "jobs", "convert")
 
-# Modules without input, output and clocks (`datetime` is checked by the calls), and the
-# packages that declarations and rendering need.
+# Modules without input, output and clocks (`datetime` is checked by the calls), and the packages
+# for declarations and rendering.
 CORE_MODULES = {
     "abc",
     "collections",
@@ -91,7 +90,7 @@ CORE_MODULES = {
 # What people read has HTML, and what they write may get a random name, or have a path.
 JOBS_MODULES = {"html", "pathlib", "secrets"}
 
-# Calls that read a clock, or that read or write something.
+# Calls to read a clock, or to read or write something.
 CLOCKS = {"now", "utcnow", "today", "time", "monotonic"}
 INPUT_AND_OUTPUT = {"open", "print", "input", "exec", "eval"}
 
@@ -103,7 +102,7 @@ def modules(folder):
 
 
 def imports_of(path):
-    """Return the absolute dotted names that a module imports, also within functions."""
+    """Return the absolute dotted names of a module's imports, also within functions."""
     package = path.relative_to(ROOT).with_suffix("").parts[1:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -205,7 +204,7 @@ def test_a_package_of_the_library_imports_only_the_library(package):
 
 def test_no_two_packages_may_import_each_other():
     order = TopologicalSorter({package: may_import(package) for package in PACKAGES})
-    # Raises CycleError, which names the packages.
+    # Raises CycleError with the names of the packages.
     order.prepare()
 
 
@@ -262,7 +261,7 @@ def test_the_trainer_does_not_import_the_operator(path):
 
 @pytest.mark.parametrize("path", modules(TRAINER), ids=path_name)
 def test_the_trainer_imports_a_name_from_its_module(path):
-    # `from ddp_trainer import Checkpoints` does not show which package is imported.
+    # `from ddp_trainer import Checkpoints` does not show the imported package.
     assert "ddp_trainer" not in imports_of(path)
 
 
@@ -308,7 +307,7 @@ sys.stderr.write(" ".join(sys.modules))
 
 
 def imported_by(program):
-    """Return the modules that a new Python has imported when it has run a program."""
+    """Run a program in a new Python, and return the imported modules."""
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(done.stderr.split())

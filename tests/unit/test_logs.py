@@ -1,4 +1,4 @@
-"""The lines of pods' logs: their attempts and ranks, and which of them a user wants."""
+"""The lines of pods' logs: their attempts and ranks, and a user's choice of them."""
 
 import pytest
 import typer
@@ -134,7 +134,7 @@ def test_an_attempt_needs_the_whole_log():
 
 
 class Api:
-    """An API server that has the log of one pod, of two attempts."""
+    """An API server with the log of one pod, of two attempts."""
 
     TEXTS = ("a", "b", "c", "ddpjob agent: attempt 1 begins", "d")
 
@@ -206,11 +206,11 @@ def test_nodes_are_indices_and_ranges():
         read_nodes(["5-2"])
 
 
-# -- logs that are gone
+# -- lost logs
 
 
 class FakeClient:
-    """A client of one job whose pods have written lines: (attempt, node, text)."""
+    """A client of one job with lines of its pods: (attempt, node, text)."""
 
     namespace = "team"
 
@@ -234,7 +234,7 @@ class FakeClient:
 
 
 def a_job(number, *causes, phase="Running", active=2):
-    """Return a job in an attempt, with the causes that have ended attempts, the newest first."""
+    """Return a job in an attempt, with the causes of its ended attempts, the newest first."""
     first = number if phase in ("Complete", "Failed", "Suspended") else number - 1
     attempts = [
         {"attempt": first - place, "cause": cause, "message": f"ended by {cause}"}

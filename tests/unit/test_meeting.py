@@ -1,4 +1,4 @@
-"""A gang whose containers all run, and which has not met: what its status says."""
+"""The status of a gang with all containers running, before its workers have met."""
 
 import pytest
 from builders import (
@@ -30,7 +30,7 @@ WITHOUT_TIME = {"phase": "Running", **trainer_status({"running": {}})}
 
 
 def a_gang_in_place(grace=45, **fields):
-    """Return a job whose pod 0 stayed for attempt 1, and the pods of that attempt."""
+    """Return a job in attempt 1 with its old pod 0, and the pods of this attempt."""
     fields = {"ran": False, "births": (0, 1), "silent_since": NOW, **fields}
     spec = {"terminationGracePeriodSeconds": grace}
     stayed = an_agents_pod(0, EARLY, attempt=1, born=0, **spec)

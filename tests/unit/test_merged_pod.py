@@ -1,4 +1,4 @@
-"""What follows from a pod does not depend on the way by which the user has set its fields."""
+"""Conclusions from a pod do not depend on the way in which the user has set its fields."""
 
 import pytest
 from rendered import (

@@ -1,4 +1,4 @@
-"""Parts: dataclasses whose fields declare how they are read, written and described."""
+"""Parts: dataclasses with fields that declare how they are read, written and described."""
 
 import pickle
 from collections.abc import Mapping

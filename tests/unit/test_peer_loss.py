@@ -1,7 +1,7 @@
-"""The words of libraries for a lost peer, and those of a user's own errors, which look alike.
+"""The words of libraries for a lost peer, and similar words of a user's own errors.
 
-The samples are from processes that were killed, from networks that were cut, and from logs in
-issues of PyTorch, gloo, NCCL and the Neuron SDK.
+The samples are from killed processes, from cut networks, and from logs in issues of PyTorch, gloo,
+NCCL and the Neuron SDK.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Histories of a job in a cluster that fails in every way, and what holds in all of them.
+"""Histories of a job in a cluster with every kind of failure, and the invariants of all of them.
 
-A history is drawn by Hypothesis: what happens in which order, and what the operator sees of it,
-which may be old and incomplete.
+Hypothesis draws a history: the events in their order, and the operator's view of them. The view may
+be old and incomplete.
 """
 
 import os
@@ -35,8 +35,8 @@ from ddpjob.core.observe.observation import ApiState, observe
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")
 # How many histories are drawn: the number of parts, and the histories of each. Each part is a test
-# of its own, so that no part nears the time limit of a test on a slow machine. Hypothesis remembers
-# all examples of a part and becomes slower.
+# of its own, so no part nears the time limit of a test on a slow machine. Hypothesis remembers all
+# examples of a part and becomes slower.
 HISTORIES = {"dev": (1, 100), "ci": (8, 250), "soak": (50, 2_000)}
 PARTS, PER_PART = HISTORIES[PROFILE]
 
@@ -78,7 +78,7 @@ SPECS = st.fixed_dictionaries(
 
 @st.composite
 def worlds(draw) -> World:
-    """Draw a world in which the operator sees most of what happens, but not all of it."""
+    """Draw a world in which the operator sees most, but not all, of the events."""
     queue = draw(st.sampled_from(["", "", "team-0"]))
     world = a_world(draw(SPECS), reads_nodes=draw(st.booleans()), queue=queue)
     if queue:
@@ -125,7 +125,7 @@ def assert_room_is_given_back(world: World) -> None:
 
 
 def copy_of(world: World) -> World:
-    """Return a world with the same past, whose turns do not change, and a future of its own."""
+    """Return a world with the same past, of unchanging turns, and a future of its own."""
     turns, world.turns = world.turns, []
     story, world.story = world.story, []
     try:
@@ -138,12 +138,12 @@ def copy_of(world: World) -> World:
 
 
 def assert_at_rest(world: World) -> None:
-    """Assert that the operator has nothing to write, and that something will wake it."""
+    """Assert that the operator has nothing to write, and has something to wake it."""
     status = world.status
     waits = world.operator.plan().wake_after
     assert waits != 0
-    # A new operator, and a look between two moments, find nothing to do either. A refusal of the
-    # API server is all that an operator has to find out again.
+    # A new operator, and a look between two moments, find nothing to do either. The only thing for
+    # an operator to find out again is a refusal of the API server.
     if not world.operator.refusal:
         world.restart_operator()
     for seconds in (0, min(waits or 5, 5) / 2):

@@ -1,4 +1,4 @@
-"""The position of a job that waits in a queue: how it is read, and how it is shown."""
+"""The position of a waiting job in its queue: how it is read, and how it is shown."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -449,7 +449,7 @@ def test_a_new_job_waits_until_the_local_queues_are_read():
 
 
 def test_a_job_that_lost_the_label_of_its_queue_gets_it_again_and_runs_on():
-    # As by `kubectl replace` of a manifest that never had the label.
+    # As by `kubectl replace` of a manifest without the label.
     default = a_workload(queue=Queue("default"), **GRANTED)
     job = a_running_job_with_place()
     plan = decide_for(job, default, pods=RUN, queue=None, has_default_queue=True)

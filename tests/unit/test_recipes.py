@@ -1,7 +1,7 @@
 """The recipes of CONTRIBUTING.md, followed in a copy of the repository.
 
-A test edits the files that its recipe lists, and no others. Then the tests of the recipe pass, and
-the program knows what is new.
+A test edits only the files listed in its recipe. Then the tests of the recipe pass, and the program
+knows what is new.
 """
 
 import os
@@ -32,7 +32,7 @@ COPIED = (
     "trainer/ddp_trainer",
 )
 
-# The environment of the copy is that of this test.
+# The copy uses the environment of this test.
 STAMP = ".venv/.installed"
 
 
@@ -53,7 +53,7 @@ RECIPES = read_recipes()
 
 
 class Recipe:
-    """A copy of the repository, in which one recipe is followed. `name` takes the place of NAME."""
+    """A copy of the repository, to follow one recipe. `name` takes the place of NAME."""
 
     def __init__(self, title, name, root):
         self.lists = RECIPES[title]
@@ -85,7 +85,7 @@ class Recipe:
     def run(self, *command):
         """Run a program in the copy, and return its output."""
         paths = os.pathsep.join(str(self.root / path) for path in ("operator", "trainer"))
-        # The number of random histories is that of a developer.
+        # The number of random histories is the developer's.
         own = {"PYTHONPATH": paths, "COLUMNS": "100", "HYPOTHESIS_PROFILE": "dev"}
         env = {**os.environ, **own}
         done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True)
@@ -105,7 +105,7 @@ def test_the_files_of_a_recipe_exist(title):
         for path in paths:
             file, _, test = path.partition("::")
             place = ROOT / file
-            # A new file belongs into a folder that exists.
+            # A new file belongs into an existing folder.
             is_new = place.name.startswith("NAME.")
             assert place.parent.is_dir() if is_new else place.is_file(), path
             assert not test or f"def {test}(" in place.read_text(), path

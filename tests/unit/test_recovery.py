@@ -1,4 +1,4 @@
-"""What somebody else has changed: stray pods, and a status that was wiped or replaced."""
+"""Changes by somebody else: stray pods, and a wiped or replaced status."""
 
 import pytest
 from builders import (
@@ -123,7 +123,7 @@ def test_a_pod_beyond_the_gang_is_an_older_pod_once_a_larger_attempt_begins():
     assert (plan.new_pods, deleted_pods(plan)) == ((), ["digits-0-7"])
 
 
-# A status that is behind its pods
+# A status behind its pods
 
 ATTEMPT_3 = (a_pod(0, running(), attempt=3), a_pod(1, running(), attempt=3))
 
@@ -220,7 +220,7 @@ def test_pods_that_survive_a_wipe_get_time_for_a_checkpoint():
     job = written(a_job(), plan_for(a_job(), first, is_current=True))
     plan = plan_for(job, first)
     assert [(delete.name, delete.grace) for delete in plan.delete] == [("digits-3-0", None)]
-    # The next look at the pod that ends does not shorten its time either.
+    # The next look at the ending pod does not shorten its time either.
     again = plan_for(written(job, plan), first)
     assert [delete.grace for delete in again.delete] == [None]
 

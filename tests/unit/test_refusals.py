@@ -1,4 +1,4 @@
-"""A quota's message says whether it counts pods that have ended. The rest is in tests/wiring."""
+"""A quota's message says whether it counts ended pods. The rest is in tests/wiring."""
 
 import pytest
 

@@ -451,7 +451,7 @@ def test_unknown_fields_of_the_overlay_are_not_rendered():
     assert "status" not in pod
 
 
-# Text that has a meaning in YAML, in Jinja or in the skeleton's placeholders
+# Text with a meaning in YAML, in Jinja or in the skeleton's placeholders
 
 AWKWARD = [
     *("", '"', "'", "\n", "\\n", "\t", "#", "ä", "🏖️", "\x7f\x85", "\u2028", "\ufeff"),
@@ -594,7 +594,7 @@ def test_a_pod_is_never_restarted_and_has_time_to_write_its_failure_summary():
 
 
 class LoopbackAddresses:
-    """Addresses of agents that all run on this machine."""
+    """Addresses of agents, all on this machine."""
 
     def endpoint(self, job):
         return "127.0.0.1:1"

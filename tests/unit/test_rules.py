@@ -1,6 +1,6 @@
 """The rules for Prometheus: promtool evaluates them on made-up series.
 
-A series is a text such as `5+1x60`: 5, and then 60 values of which each is 1 more, one a minute.
+A series is a text such as `5+1x60`: 5, and then 60 values, each 1 more than the last, one a minute.
 """
 
 import json
@@ -96,8 +96,8 @@ def failed(minutes: int) -> Series:
     return {phase("Failed"): ALWAYS_1, COMPLETION: at(minutes), INFO: ALWAYS_1}
 
 
-# For each situation its series, and the alerts that fire after 100 minutes: those about a job, and
-# those without one.
+# For each situation its series, and the alerts firing after 100 minutes: first those about a job,
+# then those without one.
 SITUATIONS: dict[str, tuple[Series, set[str], set[str]]] = {
     "nothing is wrong": ({phase("Running"): ALWAYS_1, INFO: ALWAYS_1}, set(), set()),
     "no operator leads": ({LEADER: "0+0x180"}, set(), {"DDPJobOperatorDown"}),
@@ -160,7 +160,7 @@ def run_rules(folder: Path, series: Series, **expected: Any) -> None:
 
 
 def firing(name: str, labels: str) -> dict[str, Any]:
-    """Return the sample that Prometheus writes for an alert that fires."""
+    """Return Prometheus' sample for a firing alert."""
     severity = ALERTS[name]["labels"]["severity"]
     state = f'alertname="{name}",alertstate="firing",severity="{severity}"'
     return {"labels": f"ALERTS{{{','.join(filter(None, (state, labels)))}}}", "value": 1}

@@ -1,4 +1,4 @@
-"""A job with `spec.setup`: pods that run it are pending, and a failure has its own reason."""
+"""A job with `spec.setup`: its pods are pending meanwhile, and a failure has its own reason."""
 
 import pytest
 from builders import (
@@ -28,7 +28,7 @@ JOB = a_running_job(ran=False, spec=SETUP)
 
 
 def setting_up(status=None):
-    """Return the status of a pod whose startup probe has not succeeded."""
+    """Return the status of a pod before the success of its startup probe."""
     status = status or starting(since=at(-300))
     status["containerStatuses"][0]["started"] = False
     return status
@@ -45,7 +45,7 @@ def setup_failed(code=1, line="no such package", *, reason=None, **report):
     return ended(code, text, reason=reason)
 
 
-# A pod that runs the setup
+# A pod during its setup
 
 
 def test_a_gang_in_its_setup_has_a_reason_of_its_own():
@@ -133,7 +133,7 @@ def test_a_pod_in_its_setup_is_no_peer_that_was_lost():
     assert (failure.cause, failure.pod) == ("Failure", "digits-0-0")
 
 
-# A setup that failed
+# A failed setup
 
 
 def test_a_setup_that_failed_ends_the_attempt_as_a_failure_does():

@@ -1,4 +1,4 @@
-"""Jobs as people see them: a list, and one with all that concerns it."""
+"""Jobs as people see them: a list, and one with all its details."""
 
 import re
 import tomllib

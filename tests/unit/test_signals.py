@@ -1,4 +1,4 @@
-"""The tests set the signals that they send, however the tests themselves were started."""
+"""The tests set the signals for their programs, however the tests themselves were started."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# What pytest sees of the signals that it gives to the programs of tests.
+# A test of the signals given by pytest to the programs of tests.
 IGNORED = """
 def test_programs_of_tests_ignore_no_signal():
     import signal, subprocess

@@ -19,12 +19,12 @@ from ddpjob.core.api.spec import Checkpoint, known_fields, refuse_unknown_fields
 
 
 def trainer_overlay(**fields):
-    """Return a podTemplate that sets fields of the trainer's container."""
+    """Return a podTemplate with fields of the trainer's container."""
     return {"spec": {"containers": [{"name": "trainer", **fields}]}}
 
 
 def sidecar(**fields):
-    """Return a podTemplate that adds a container."""
+    """Return a podTemplate with another container."""
     return {"spec": {"containers": [{"name": "other", **fields}]}}
 
 
@@ -493,7 +493,7 @@ def test_a_sidecar_may_set_what_the_trainer_must_not():
     assert spec.pod_template == {"spec": {"containers": [sidecar]}}
 
 
-# Fields that this version does not know
+# Fields unknown to this version
 
 
 @pytest.mark.parametrize(

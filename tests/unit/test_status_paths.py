@@ -1,4 +1,4 @@
-"""Each path of the status that a document, a column or a message names is in the schema."""
+"""Each path of the status in a document, a column or a message is in the schema."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CRD = ROOT / "charts/ddpjob-operator/files/crd.yaml"
 # A path in a text: `status.attempt.number`, {.status.result}, .status.nodes.active.
 PATH = re.compile(r"\bstatus\.((?:[a-z]\w*)(?:(?:\[\d*\])?\.[a-z]\w*)*)")
 
-# Paths that are not of a DDPJob.
+# Paths outside a DDPJob.
 OTHERS = {
     "allocatable": "the resources of a Kubernetes node",
     "py": "the module with the declaration",

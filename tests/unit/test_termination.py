@@ -43,7 +43,7 @@ def test_a_report_names_the_rank_that_failed_first():
         ({"cause": "Follower"}, False, True),
         ({"cause": "Unclear"}, False, False),
         ({"cause": "Stopped"}, False, True),
-        # A process that was told to stop, by whomever.
+        # A process ended by a signal to stop, from any sender.
         ({"cause": "Failure", "exitCode": -15}, False, True),
     ],
 )

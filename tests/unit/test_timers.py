@@ -287,7 +287,7 @@ def test_the_end_of_a_back_off_is_never_further_away_than_the_longest_one():
 
 
 def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():
-    # 45 s of grace, and 30 s in which nothing is suspicious.
+    # 45 s of grace, and 30 s without suspicion.
     pod = a_pod(0, running(), deleted_at=NOW, grace=45)
     plan = plan_for(a_starting_job(attempt=1), pod, nodes=nodes_of(a_node("node-0")))
     assert plan.wake_after == 75

@@ -141,7 +141,7 @@ def test_a_pod_that_is_replaced_gets_the_place_that_is_left():
     workload = a_workload({"levels": [HOST], "slices": [one_each]})
     stay = [{HOST: "node-b", "pool": "training"}, {HOST: "node-c"}]
     assert free_places(workload, stay) == [{HOST: "node-d"}]
-    # A pod on a node that is lost has no place any more.
+    # A pod on a lost node has no place any more.
     assert free_places(workload, [{HOST: "node-a"}, {HOST: "node-c"}]) == [
         {HOST: "node-b"},
         {HOST: "node-d"},

@@ -36,7 +36,7 @@ def refusal_of(*words, field="args"):
 
 
 def written(flag):
-    """Return each way in which torchrun takes a flag, as lists of words."""
+    """Return torchrun's forms of a flag, as lists of words."""
     value = ["1"] if flag.takes_value else []
     for name in flag.spellings:
         yield [name, *value]

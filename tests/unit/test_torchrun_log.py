@@ -1,4 +1,4 @@
-"""torchrun's failure summary is parsed from logs that torchrun 2.13 wrote."""
+"""torchrun's failure summary is parsed from logs written by torchrun 2.13."""
 
 from time import process_time
 
@@ -74,9 +74,9 @@ def test_if_the_log_line_was_cut_off_the_time_has_whole_seconds():
 
 
 def siblings_log(output):
-    """Return the log of a node whose rank 1 failed and whose rank 0 lost its peer.
+    """Return the log of a node with a failed rank 1, and with rank 0 after the loss of its peer.
 
-    `output` is what the processes wrote before that.
+    `output` is the earlier output of the processes.
     """
     return output + torchrun_tail("siblings").partition("\n")[2]
 
@@ -131,7 +131,7 @@ def parse_time_of(message):
 
 
 def test_no_message_makes_parsing_slow():
-    # A process that writes its own termination message must not be able to stop the operator.
+    # A process with its own termination message must not be able to stop the operator.
     header = "Root Cause (first observed failure):time : a\n"
     message = header * 40 + "rank : 1\n" * 60 + "exitcode : 1\n" * 60 + "\n" * 500
     slow = parse_time_of(message[:4096])

@@ -33,7 +33,7 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 
-# The message of a pod whose rank failed by itself, and of one that lost its peer.
+# The message of a pod with a rank that failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)
 FOLLOWER = follower_summary(rank=0)
 

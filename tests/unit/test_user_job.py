@@ -18,7 +18,7 @@ VERSION = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]
 FIELDS = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 HINTS = get_type_hints(SpecFields, include_extras=True)
 
-# Types of JSON Schema, and those of Python that stand for them.
+# Types of JSON Schema, and their Python types.
 TYPES = {"integer": int, "string": str, "boolean": bool, "array": list}
 
 

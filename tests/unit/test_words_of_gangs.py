@@ -1,4 +1,4 @@
-"""What a PodGroup says about a gang that waits, and what the status of the job has of it."""
+"""The words of a PodGroup about a waiting gang, and their part in the job's status."""
 
 import pytest
 from builders import NOW, a_pod, a_starting_job, not_scheduled, read_pods, unschedulable

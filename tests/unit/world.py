@@ -1,11 +1,11 @@
 """A simulated cluster for Hypothesis: one job, its pods, the Kubernetes nodes, and an operator.
 
 The cluster keeps every version of every object. The operator sees each object in a version of its
-own, which may be old: what it observes is delayed, in part, and in any order. It never goes back to
-an older version, as the controller's cache does not. It carries its plans out as the controller
-does: it writes the status first, then deletes pods, then creates pods.
+own. This version may be old: observations are delayed, in part, and in any order. The operator
+never goes back to an older version, as the controller's cache does not. It carries its plans out as
+the controller does: it writes the status first, then deletes pods, then creates pods.
 
-What happens between two turns of the operator is in actions.py.
+The events between two turns of the operator are in actions.py.
 """
 
 import json
@@ -64,16 +64,16 @@ from ddpjob.core.plan import Assign, PlaceAction, PlaceStep, Plan
 # The largest gang. A pod with a greater index was created by hand.
 LARGEST_GANG = 4
 
-# Turns after which the operator must have come to rest.
+# Within so many turns, the operator must have come to rest.
 MAX_TURNS = 12
 
-# Seconds that a pod may take to end if the deletion names no grace period.
+# Seconds for a pod to end if the deletion names no grace period.
 GRACE = 45
 
-# Seconds after which the operator retries what the API server refused.
+# Seconds until the operator retries after a refusal of the API server.
 RETRY_AFTER = 4
 
-# A taint that the administrator has listed, and one that has no meaning.
+# A taint listed by the administrator, and one without a meaning.
 SPOT_TAINT = "aws-node-termination-handler/spot-itn"
 CORDON = "node.kubernetes.io/unschedulable"
 POLICY = ClusterPolicy(gang_timeout=timedelta(seconds=60), disruption_taints=(SPOT_TAINT,))
@@ -92,7 +92,7 @@ class PodVersion:
 
 @dataclass
 class Turn:
-    """One turn of the operator: what it observed, what it planned, and how that went on.
+    """One turn of the operator: its observation, its plan, and whether it wrote the status.
 
     `written`: the status was changed, and the API server accepted it.
     """
@@ -118,9 +118,9 @@ class Turn:
 class World:
     """The cluster. The last version of each list is the one in the API server.
 
-    `refuse_pods` is the reason for which the API server refuses new pods, or None. `older_gang` is
-    an older job that fits only in part. `violations` are the pods that were created too early.
-    `story` is what happened, for the report of a failed test.
+    `refuse_pods` is the API server's reason to refuse new pods, or None. `older_gang` is an older
+    job that fits only in part. `violations` name pods created too early. `story` lists the events,
+    for the report of a failed test.
     """
 
     def __init__(self, manifest: dict[str, Any], reads_nodes: bool = True) -> None:
@@ -193,7 +193,7 @@ class World:
         return body
 
     def create_pod(self, attempt: int, index: int) -> None:
-        """Create a pod. If one with this name exists, the operator sees that one instead."""
+        """Create a pod. If the name exists, the operator sees the existing pod instead."""
         name = pod_name("digits", attempt, index)
         existing = self.existing()
         if name in existing:
@@ -210,7 +210,7 @@ class World:
         self.put_pod(body)
 
     def of_gangs(self) -> list[Pod]:
-        """Return the pods that the operator created."""
+        """Return the pods created by the operator."""
         pods = self.existing().values()
         created = [pod for pod in pods if pod.name == pod_name("digits", pod.born, pod.index)]
         return [pod for pod in created if pod.index < LARGEST_GANG]
@@ -234,8 +234,8 @@ class World:
     def workers_meet(self) -> None:
         """Let the rendezvous of the attempt complete, if every member takes part.
 
-        Each agent has ended the processes of the attempt before. So a pod that is no member must
-        not run any more.
+        Each agent has ended the processes of the attempt before. So a pod outside the gang must not
+        run any more.
         """
         gang = self.gang()
         present = {pod.index for pod in gang} | set(self.status.attempt.succeeded_nodes)
@@ -248,7 +248,7 @@ class World:
             if other not in gang and not other.released:
                 self.violations.append(f"the gang met while {other.name} runs")
         for pod in members:
-            # One meeting a second, so that each pod is ready since another time than before.
+            # One meeting a second, so each pod is ready since another time than before.
             self.meetings += 1
             status = {**running(since=at(self.meetings)), "podIP": pod.address}
             self.put_pod({**self.body(pod.name), "status": status})
@@ -261,7 +261,7 @@ class World:
         return pod.state is TrainerState.RUNNING and is_assigned and self.answers(pod)
 
     def delete_pod(self, name: str, uid: str, grace: int | None) -> None:
-        """Delete a pod. One that a kubelet still has to end only gets a deletion timestamp."""
+        """Delete a pod. If its kubelet still has to end it, it only gets a deletion timestamp."""
         pod = self.existing().get(name)
         if pod is None or pod.uid != uid:
             return
@@ -283,8 +283,8 @@ class World:
     def report(self, name: str, status: dict[str, Any]) -> None:
         """Set the status of a pod, if its kubelet or the scheduler can report it now.
 
-        A kubelet reports nothing after the end of a pod, starts no pod that is being deleted,
-        reports no pod as waiting that has started, and is silent while its node is unreachable.
+        A kubelet reports nothing after the end of a pod, starts no pod in deletion, reports no
+        started pod as waiting, and is silent while its node is unreachable.
         """
         pod = self.existing()[name]
         starts = status.get("phase") == "Running" and not pod.started
@@ -332,7 +332,7 @@ class World:
     # The operator
 
     def restart_operator(self) -> None:
-        """Replace the operator by one that begins with a LIST and remembers nothing."""
+        """Replace the operator by a new one. It begins with a LIST and remembers nothing."""
         self.operator = Operator(self)
         self.operator.receive_everything()
 
@@ -409,7 +409,7 @@ class Queue:
         self._put(name, {**body, "status": status})
 
     def delete(self, name: str) -> None:
-        """Delete a Workload, which its finalizer may hold."""
+        """Delete a Workload. Its finalizer may hold it."""
         body = self.versions[-1][name]
         deletion = {"deletionTimestamp": format_time(self.world.now)}
         self._put(name, {**body, "metadata": {**body["metadata"], **deletion}})
@@ -458,10 +458,10 @@ class Queue:
 
 @dataclass
 class Operator:
-    """An operator, with the versions of the objects that it has seen.
+    """An operator, with the versions of the objects seen by it.
 
-    `refusal` is what it remembers of the API server's refusals. `throttled`: it does not write yet
-    what is only progress.
+    `refusal` is its memory of the API server's refusals. `throttled`: it does not write mere
+    progress yet.
     """
 
     world: World
@@ -565,13 +565,13 @@ class Operator:
         return bool(found)
 
     def _write(self, turn: Turn) -> bool:
-        """Write the status under the version that it was computed from.
+        """Write the status under the version used to compute it.
 
         Return False if the API server has a newer version, or if the write has to wait.
         """
         plan = turn.plan
         old = turn.observed.status
-        # Equal statuses need not be converted, which takes longer.
+        # Equal statuses need no conversion. It would take longer.
         if plan.status == old or plan.status.to_dict() == old.to_dict():
             acts = plan.new_pods or plan.assign or plan.delete_job or plan.place
             return self._read_job() if acts else True

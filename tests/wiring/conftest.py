@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_api import FakeApi
@@ -11,6 +12,8 @@ from ports import free_port
 
 from ddpjob.controller.main import Options, operate
 from ddpjob.kube.api import ApiClient, configuration
+
+Work = Coroutine[Any, Any, Any]
 
 
 @pytest.fixture
@@ -40,6 +43,21 @@ async def api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
 
 
 @pytest.fixture
+async def background() -> AsyncIterator[Callable[[Work], asyncio.Task[Any]]]:
+    """Return a function to run a coroutine until the test ends."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def run(work: Work) -> asyncio.Task[Any]:
+        tasks.append(asyncio.create_task(work))
+        return tasks[-1]
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
 def namespaces() -> tuple[str, ...]:
     """Return the namespaces to watch: all, unless a test has a parameter of this name."""
     return ()
@@ -60,7 +78,7 @@ def options(kubeconfig: Path, namespaces: tuple[str, ...], excluded: frozenset[s
 
 @pytest.fixture
 async def operator(options: Options) -> AsyncIterator[None]:
-    """Run one operator during the test. A test during which it ends by itself fails."""
+    """Run one operator during the test. If it ends by itself, the test fails."""
     started: asyncio.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = asyncio.Future()
     here = asyncio.get_running_loop()
 

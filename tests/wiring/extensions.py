@@ -14,7 +14,7 @@ from ddpjob.core.render.pod_context import Settings
 
 @dataclass
 class Known:
-    """The watch of an extension, of which only the state is known."""
+    """The watch of an extension, reduced to its known state."""
 
     state: ApiState
 

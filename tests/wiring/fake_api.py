@@ -1,4 +1,4 @@
-"""A fake Kubernetes API server in the test's own loop, which can misbehave in every way.
+"""A fake Kubernetes API server in the test's own loop. It can misbehave in every way.
 
 It keeps objects under resourceVersions, answers LISTs by pages and WATCHes as streams with
 bookmarks, and logs each request. The test plays scheduler, kubelet and garbage collector. Nothing
@@ -57,7 +57,7 @@ HANGING_WEBHOOK = (
 class Asked(NamedTuple):
     """One request: monotonic seconds, method (WATCH for a stream), and path without its query.
 
-    `limit` is that of a LIST; 0: it has none.
+    `limit` is the limit of a LIST; 0: it has none.
     """
 
     time: float
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Fault:
-    """What the next `times` requests that match get instead of their answer."""
+    """The answer to the next `times` matching requests, instead of their own."""
 
     method: str
     path: re.Pattern[str]
@@ -86,7 +86,7 @@ class Fault:
 
 
 def refusal(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    """Return an answer that is an error of the API server."""
+    """Return an error of the API server as an answer."""
 
     async def answer(_: web.Request, __: Proceed) -> web.StreamResponse:
         return _status(code, reason, message or f"injected {code}", headers)
@@ -95,7 +95,7 @@ def refusal(code: int, reason: str = "", message: str = "", **headers: str) -> A
 
 
 def hanging_webhook(seconds: float | None = None) -> Answer:
-    """Return what a create gets whose webhook does not answer within `seconds`; None: no answer."""
+    """Return the answer to a create after `seconds` without a webhook's answer; None: no answer."""
 
     async def answer(_: web.Request, __: Proceed) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
@@ -126,7 +126,7 @@ def _status(
 class FakeApi:
     """The server. `objects` are stored by (plural, namespace, name).
 
-    While `stale_list` is set, LISTs are answered from that older `snapshot()`.
+    While `stale_list` is set, LISTs are answered from this older `snapshot()`.
     """
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class FakeApi:
     # --- what was asked
 
     def writes(self, path: str = ".*") -> list[Asked]:
-        """Return the requests that change something, except those of the Lease."""
+        """Return the changing requests, except those of the Lease."""
         changing = [a for a in self.log if a.method in CHANGING and "/leases" not in a.path]
         return [a for a in changing if re.fullmatch(path, a.path)]
 
@@ -438,7 +438,7 @@ class FakeApi:
                 if _selected(change.object, namespace, request):
                     await _send(stream, change.type, change.object)
                 elif before and _selected(before, namespace, request):
-                    # The API server shows the version that still was in the watch.
+                    # The API server shows the version still in the watch.
                     version = change.object["metadata"]["resourceVersion"]
                     gone = {
                         **before,

@@ -97,7 +97,7 @@ def _report(
     fake.change("pods", name, status=status, **fields)
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait until a condition holds, and fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

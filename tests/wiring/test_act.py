@@ -1,4 +1,4 @@
-"""How a plan is carried out: in which order, and what follows a failure."""
+"""The order in which a plan is carried out, and the consequences of a failure."""
 
 import asyncio
 from dataclasses import replace
@@ -52,7 +52,7 @@ def writer():
 
 @pytest.fixture
 def carry_out(writer):
-    """Return a function that carries out a plan with a new status for a job."""
+    """Return a function to carry out a plan with a new status for a job."""
     cache = Cache()
     job = a_job()
     job["metadata"] |= {"uid": "uid", "resourceVersion": "1", "generation": 1}

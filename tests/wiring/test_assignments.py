@@ -135,7 +135,7 @@ async def test_jobs_that_start_at_once_share_the_request_for_the_agent(fake, ope
 
 
 def waits_for_a_container(fake, name, note=0):
-    """Let a pod have had a node for nearly so long that its agent is looked for."""
+    """Let a pod have had a node nearly long enough for a look at its agent."""
     scheduled = {
         "type": "PodScheduled",
         "status": "True",

@@ -84,7 +84,7 @@ def show(cache, kind, event, obj):
 
 
 def show_list(cache, history, version):
-    """Show a LIST to the cache whose answer is as old as `version`."""
+    """Show a LIST to the cache with an answer as old as `version`."""
     state = state_at(history, version)
     for kind in ("job", "pod"):
         store = store_of(cache, kind)
@@ -94,7 +94,7 @@ def show_list(cache, history, version):
 
 
 def content(cache):
-    """(UID, version) of everything in the cache, which its indices show too."""
+    """Return (UID, version) of everything in the cache. Its indices must show the same."""
     assert {seen.uid for seen in cache.jobs.by_key.values()} == set(cache.jobs.objects)
     owned = [pod.uid for pods in cache.pods.by_owner.values() for pod in pods.values()]
     assert sorted(owned) == sorted(cache.pods.objects)
@@ -190,7 +190,7 @@ def test_a_pod_that_was_thought_gone_can_be_restored():
 
 
 def test_a_pod_that_lost_its_owner_is_removed():
-    """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
+    """`kubectl delete --cascade=orphan` leaves it; a new job of its name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
     cache.pods.see(pod)
     new, old = (Identity("ml", "one", uid) for uid in ("new", "owner-of-one"))
@@ -231,7 +231,7 @@ def test_a_change_of_a_node_concerns_the_jobs_that_have_pods_on_it():
         pod["spec"]["nodeName"] = node
         cache.pods.see(pod)
     assert cache.nodes.see(a_node(1, "True"))
-    # A heartbeat changes nothing that decisions need.
+    # A heartbeat changes nothing needed for decisions.
     assert not cache.nodes.see(a_node(2, "True"))
     assert cache.nodes.see(a_node(3, "Unknown"))
     assert set(cache.keys_of(NODES, a_node(3, "Unknown"))) == {("ml", "one")}

@@ -1,4 +1,4 @@
-"""`ddpjob resume` and `scale` for a job that is already as the user wants it."""
+"""`ddpjob resume` and `scale` for a job already in the wanted state."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The clock of the operator does not jump with that of its machine."""
+"""The clock of the operator does not jump with the clock of its machine."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 @dataclass
 class Machine:
-    """A machine whose wall clock is wrong by `error`. `passed` is in seconds."""
+    """A machine with a wall clock wrong by `error`. `passed` is in seconds."""
 
     passed: float = 0.0
     error: timedelta = timedelta(0)

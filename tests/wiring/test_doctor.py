@@ -40,7 +40,7 @@ def forbid(fake: FakeApi, *plurals: str) -> None:
 
 
 def a_job(fake: FakeApi, name: str = "digits", reason: str = "", **spec: Any) -> None:
-    """Create a job that is old enough for an operator to have seen it."""
+    """Create a job old enough for an operator to have seen it."""
     body = DDPJob.create(name, image="i", args=["train.py"], **spec).manifest()
     status = {"status": {"reason": reason}} if reason else {}
     fake.create("ddpjobs", {**body, **status})
@@ -48,7 +48,7 @@ def a_job(fake: FakeApi, name: str = "digits", reason: str = "", **spec: Any) ->
 
 
 def mark(fake: FakeApi, age: timedelta = timedelta(seconds=30)) -> None:
-    """Create the Lease of an installation that serves the namespace."""
+    """Create the Lease of an installation for the namespace."""
     renewed = (datetime.now(UTC) - age).isoformat(timespec="microseconds")
     spec = {"holderIdentity": HOLDER, "leaseDurationSeconds": 180, "renewTime": renewed}
     fake.create("leases", {"metadata": {"name": names.INSTALLATION_LEASE}, "spec": spec})

@@ -169,7 +169,7 @@ async def test_the_more_jobs_have_progress_the_rarer_each_writes_it(fake, operat
     await until(lambda: all(status(fake, name)["nodes"]["ready"] == 11 for name in jobs))
     del fake.log[:before]
     # Each may write at once, and after a second: five jobs have progress, and five may write it. On
-    # a slow machine that lasts longer.
+    # a slow machine it lasts longer.
     times = [a.time for a in fake.writes(".*/status")]
     more_seconds = max(0.0, times[-1] - times[0] - 1)
     assert len(times) <= 3 * len(jobs) + 2 * act.PROGRESS_RATE * more_seconds
@@ -339,7 +339,7 @@ async def test_a_pod_with_other_labels_is_reported_once_and_not_replaced(fake, o
     assert len(fake.reads(POD_PATH)) < 5
 
 
-# --- an API server that is ill
+# --- an API server with faults
 
 
 async def test_an_api_server_that_is_silent_for_a_while_stops_nothing(fake, operator, monkeypatch):
@@ -473,7 +473,7 @@ async def test_the_operator_ends_with_a_message_if_its_port_is_in_use(fake, opti
 
 @pytest.fixture
 def team_b_is_gone(fake):
-    """Refuse all requests to a namespace that was deleted with the operator's Role."""
+    """Refuse all requests to a namespace deleted with the operator's Role."""
     fake.fault(
         "GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf")
     )

@@ -57,7 +57,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(pod: Path, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a command as a user does, in a folder of the test."""
+    """Return a function for running a command as a user does, in a folder of the test."""
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     here = tmp_path / "here"
     here.mkdir()
@@ -81,7 +81,7 @@ def run(pod: Path, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def before_dashes(words: str, *options: str) -> list[str]:
-    """Return words with options that belong before `--`."""
+    """Return words with these options added before `--`."""
     command, dashes, rest = words.partition(" -- ")
     return [*command.split(), *options, *(["--", *rest.split()] if dashes else ())]
 
@@ -91,7 +91,7 @@ def kubectl_words(pod: Path) -> str:
 
 
 def add_pod(fake: FakeApi, job: dict[str, Any], index: int, **fields: Any) -> None:
-    """Create a pod of a job's attempt 1 whose trainer runs."""
+    """Create a pod of a job's attempt 1 with a running trainer."""
     attempt = fields.pop("attempt", 1)
     labels = {"job": job["metadata"]["name"], "attempt": str(attempt), "index": str(index)}
     owner = {
@@ -114,7 +114,7 @@ def add_pod(fake: FakeApi, job: dict[str, Any], index: int, **fields: Any) -> No
 
 @pytest.fixture
 def train(fake: FakeApi) -> dict[str, Any]:
-    """Create a job of two nodes with two ranks each, from an image, that runs as attempt 1."""
+    """Create a job of two nodes with two ranks each, from an image, running as attempt 1."""
     job = fake.create("ddpjobs", a_job("train", nodes=2, nprocPerNode=2))
     for index in range(2):
         add_pod(fake, job, index)
@@ -294,7 +294,7 @@ async def test_a_folder_is_copied_with_its_links(
     copied = await run("cp train:3:out results")
     assert (copied.exit_code, copied.stdout) == (0, "results: 2 files, 20 bytes\n"), copied.stderr
     assert os.readlink("results/last.pt") == "model.pt"
-    # The working directory, whose name is not known.
+    # The working directory. Its name is not known.
     await run("cp train:0: all")
     assert Path("all/out/model.pt").exists()
 
@@ -370,7 +370,7 @@ async def test_an_image_without_tar_is_a_sentence(
 
 @pytest.fixture
 def put_tar(pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that puts another program `tar` into the pods."""
+    """Return a function to put another program `tar` into the pods."""
 
     def put_tar(script: str) -> None:
         programs = tmp_path / "programs"

@@ -42,7 +42,7 @@ def a_workload(namespace: str) -> dict[str, Any]:
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that watches two namespaces, each with its answer to a LIST."""
+    """Return a function to watch two namespaces, each with its answer to a LIST."""
     monkeypatch.setattr(module, "INTERVAL", 0.01)
     tasks = []
 

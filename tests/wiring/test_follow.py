@@ -1,4 +1,4 @@
-"""The logs that a user follows, where the API server or a kubelet does not answer."""
+"""The logs followed by a user, if the API server or a kubelet does not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,7 @@ UID = "uid"
 
 
 class Logs:
-    """An API server whose answers to requests of a log are given; the last one is repeated."""
+    """An API server with given answers to requests of a log; the last one is repeated."""
 
     def __init__(self, *answers: list[str] | Exception) -> None:
         self.answers = list(answers)
@@ -33,7 +33,7 @@ class Logs:
 
 
 async def read(api: Logs, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Read the log of a pod that has ended, and return its lines."""
+    """Read the log of an ended pod, and return its lines."""
     monkeypatch.setattr(follow, "RETRY_SECONDS", 0.0)
     job = DDPJob.create("j", image="i", args=["a"])
     follower = Follower(api, job, ALL_LINES, _ended={UID})  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def question(uid="a", attempt=0, address="127.0.0.1"):
 
 @pytest.fixture
 async def agent(monkeypatch):
-    """Serve /state, and return a list that has the answers to come and then the requests."""
+    """Serve /state, and return the agent: its answer, its delays and the count of requests."""
 
     class Agent:
         body = json.dumps({"attempt": 0, "ended": [[0, 0]]}).encode()
@@ -52,7 +52,7 @@ async def agent(monkeypatch):
 
 
 class Clock:
-    """A clock that the test sets."""
+    """A clock set by the test."""
 
     now = 100.0
 
@@ -82,7 +82,7 @@ async def test_a_pod_is_asked_again_after_some_time_or_in_another_attempt(agent,
     await asyncio.wait_for(looks.get(), 10)
     inquiries.ask(KEY, [question()])
     assert agent.requests == 1
-    # The answer is still about attempt 0, as that of a pod which ends its processes.
+    # The answer is still about attempt 0, as from a pod still ending its processes.
     for _ in range(5):
         inquiries.ask(KEY, [question(attempt=1)])
     await asyncio.wait_for(looks.get(), 10)

@@ -35,7 +35,7 @@ LEASE = ".*/leases/op"
 
 
 class Clock:
-    """A clock that the test sets."""
+    """A clock set by the test."""
 
     now = 0.0
 
@@ -57,21 +57,6 @@ def clock():
 @pytest.fixture
 def a_lease(api, clock):
     return lambda identity="first": Lease(api, "ml", "op", identity, clock)
-
-
-@pytest.fixture
-async def background():
-    """Run a coroutine until the test ends."""
-    tasks = []
-
-    def run(work):
-        tasks.append(asyncio.create_task(work))
-        return tasks[-1]
-
-    yield run
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def holder(fake):
@@ -333,7 +318,7 @@ async def test_an_operator_that_ends_releases_its_lease(fake, options):
 
 
 async def test_a_standby_that_cannot_read_the_lease_is_not_ready(fake, api, a_lease, background):
-    """Else `helm upgrade --wait` would succeed, and the operator that works be stopped for it."""
+    """Else `helm upgrade --wait` would succeed, and the working operator be stopped for it."""
     lease = a_lease()
     probes = Probes(SimpleNamespace(synced=False), lease, SimpleNamespace())
     fake.fault("GET", LEASE, refusal(403, "Forbidden", "no role"), times=2)

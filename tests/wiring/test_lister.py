@@ -22,7 +22,7 @@ PODS_PATH = "/api/v1/pods"
 
 @pytest.fixture
 def a_lister(api):
-    """Return a function that makes a Lister for some namespaces, or for all."""
+    """Return a function for making a Lister for some namespaces, or for all."""
 
     def make(*namespaces):
         queue = WorkQueue(time.monotonic)
@@ -206,7 +206,7 @@ def lists(fake):
 
 @pytest.fixture
 def many(monkeypatch):
-    """Let one object be more than the few of which all are listed."""
+    """Let a single object count as too many for a LIST of all in each turn."""
     monkeypatch.setattr(lister, "FIRST_PAGE", 0)
 
 
@@ -237,7 +237,7 @@ async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister, many):
 
 
 async def test_a_turn_finds_which_of_few_objects_have_gone(fake, a_lister):
-    # kopf tells nothing of a LIST that is empty, as after a gap in which all objects have gone.
+    # kopf tells nothing of an empty LIST, as after a gap with the loss of all objects.
     fake.create("ddpjobs", a_job("one"))
     found = a_lister()
     await found.take_turn()

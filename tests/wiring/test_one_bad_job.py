@@ -1,8 +1,7 @@
-"""A job whose creates hang in an admission webhook harms no other job, and its status says why.
+"""A job with creates hanging in an admission webhook harms no other job, and its status says why.
 
-The bad jobs are in namespaces to which the webhook applies, and the healthy job is in another. The
-times are shorter than in production. No test waits until the webhook gives up, except for its
-words.
+The bad jobs are in namespaces of the webhook, and the healthy job is in another. The times are
+shorter than in production. No test waits until the webhook gives up, except for its words.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.kube.errors import Unreachable
 
-# Seconds in which a healthy job must run, on a busy machine. A create that hangs takes longer.
+# Seconds in which a healthy job must run, on a busy machine. A hanging create takes longer.
 SOON = 8
 
 BAD_PODS = "/api/v1/namespaces/bad/pods"
@@ -51,7 +50,7 @@ def bad_status(fake, name="bad"):
 
 
 async def runs_soon(fake):
-    """Create a healthy job, and wait until its status reports that its pods run."""
+    """Create a healthy job, and wait until its status reports running pods."""
     async with asyncio.timeout(SOON):
         fake.create("ddpjobs", a_job())
         await is_running(fake)
@@ -110,7 +109,7 @@ async def test_a_create_that_was_not_sent_is_tried_again_after_the_same_time(
         a_bad_job(fake, name, nodes=1)
     refused = lambda: [name for name in names if bad_status(fake, name).get("reason") == "NoAnswer"]  # noqa: E731
     await until(refused)
-    # Meanwhile the delay of a refusal, which doubles from 0.2 s on, would be 12.8 s.
+    # Meanwhile the delay of a refusal, doubled each time from 0.2 s on, would be 12.8 s.
     await asyncio.sleep(3)
     fake.faults.clear()
     async with asyncio.timeout(SOON):
@@ -178,7 +177,7 @@ async def test_few_creates_of_a_job_hang_at_the_same_time(fake, operator):
 
 
 class Jobs(Reconciler):
-    """A Reconciler whose looks at the key `bad` hang until the test ends."""
+    """A Reconciler with looks at the key `bad` that hang until the test ends."""
 
     looks: Counter
     hang: asyncio.Event
@@ -234,7 +233,7 @@ async def test_a_request_that_was_not_sent_does_not_count_as_a_failure(jobs, mon
 
     jobs.look_at = look_at
     jobs.queue.add(("ml", "one"))
-    # With a delay that grows from 0.05 s, the sixth look would come after 1.5 s.
+    # With a delay growing from 0.05 s, the sixth look would come after 1.5 s.
     async with asyncio.timeout(1):
         await until(lambda: len(looks) == 6)
 

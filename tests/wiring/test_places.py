@@ -39,7 +39,7 @@ def places(cache: Cache, state: ApiState, flavor: dict[str, Any] | None = None) 
 
 
 def with_workload(job: Job, *kinds: str) -> Cache:
-    """Return a cache with the Workload of a job, of which these conditions are True."""
+    """Return a cache with the Workload of a job, with these conditions True."""
     assert job.queue
     body = new_workload(job.identity, 1, Demand(job.queue, 2, {}))
     body["metadata"] |= {"uid": "w", "resourceVersion": "1"}

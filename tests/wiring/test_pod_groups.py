@@ -1,4 +1,4 @@
-"""Which PodGroup the new pods of a job get, and what is asked of the API server for it."""
+"""The PodGroup of a job's new pods, and the requests to the API server for it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ FIRST = GroupName("Kubernetes", "digits-0")
 
 
 class Server:
-    """An API server that notes writes, and has the objects that `existing` names."""
+    """An API server that notes writes, and has the objects of `existing`."""
 
     def __init__(self, **existing: dict[str, Any]) -> None:
         self.existing = existing
@@ -94,7 +94,7 @@ def with_group(*bodies: dict[str, Any]) -> Cache:
 
 
 def see_pod(cache: Cache, index: int, group: str, attempt: int = 0) -> None:
-    """Take in a pod that runs."""
+    """Take in a running pod."""
     body = a_group(f"digits-{attempt}-{index}")
     labels = {
         "ddpjob.dev/job-name": "digits",

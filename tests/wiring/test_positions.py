@@ -1,4 +1,4 @@
-"""The positions in queues that `ddpjob list` and `ddpjob status` show, and what Kueue is asked."""
+"""The positions in queues, as shown by `ddpjob list` and `status`, and the requests to Kueue."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -20,7 +20,7 @@ ALWAYS = float("inf")
 
 
 def a_waiting_job(fake: FakeApi, name: str, queue: str = "team") -> str:
-    """Create a job that waits for room. Return the name of its Workload."""
+    """Create a job waiting for room. Return the name of its Workload."""
     labels = {"kueue.x-k8s.io/queue-name": queue}
     conditions = [{"type": "Suspended", "status": "True", "reason": "Queued"}]
     operator = {"place": {"number": 2}}
@@ -170,7 +170,7 @@ async def test_an_answer_that_is_late_is_not_waited_for(
 
 
 async def shows_no_position(client: AsyncClient, capsys: Capture) -> None:
-    """Require that the output of both commands is that of a cluster without the API."""
+    """Require the same output of both commands as in a cluster without the API."""
     assert (await listed(client, capsys)).splitlines()[1].endswith("   team")
     await show_status(client, "digits", "table", watch=False)
     shown = capsys.readouterr()

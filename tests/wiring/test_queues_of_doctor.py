@@ -67,7 +67,7 @@ def test_a_workload_that_waits_for_the_operator_has_the_command(deleting: bool) 
 
 
 async def served(*_: object) -> web.Response:
-    """Answer as an API server with Kueue that is asked for the kinds of its API."""
+    """Answer as an API server with Kueue when asked for the kinds of its API."""
     return web.json_response({"resources": []})
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose pods a quota refuses are looked at again when pods go, one job for each pod."""
+"""Jobs with pods refused by a quota are looked at again when pods go, one job for each pod."""
 
 from gang import a_job
 
@@ -7,7 +7,7 @@ from ddpjob.controller.cache import Cache
 
 
 def an_actor(**jobs):
-    """Return an actor for which a quota has refused the pods of these jobs, by their namespace."""
+    """Return an actor after a quota has refused the pods of these jobs, by their namespace."""
     cache = Cache()
     actor = Actor(None, cache, *[None] * 8)
     for number, (name, namespace) in enumerate(jobs.items(), start=1):
@@ -43,7 +43,7 @@ def test_a_job_that_was_deleted_takes_no_turn():
 
 
 class Nobody:
-    """A reporter of events that has nothing to forget."""
+    """A reporter of events with nothing to forget."""
 
     def forget_others(self, existing):
         pass

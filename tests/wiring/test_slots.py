@@ -16,7 +16,7 @@ from ddpjob.kube.errors import ApiError, Unreachable
 class Work:
     """Pieces of work that stay in their slots until the test ends them.
 
-    Each is known by its number: the first that was added is 0.
+    Each is known by its number: the first added is 0.
     """
 
     def __init__(self, count: int, total: int, share: int) -> None:
@@ -53,7 +53,7 @@ class Work:
             self.refused.append(index)
 
     def start(self) -> None:
-        """Let the time of all work that has begun run."""
+        """Let the time run for all work that has begun."""
         for slot in self._begun_slots.values():
             slot.start()
 
@@ -81,7 +81,7 @@ class Work:
 
 @pytest.fixture
 async def work():
-    """Return a function that makes a Work, which is cancelled after the test."""
+    """Return a function for making a Work. It is cancelled after the test."""
     made = []
 
     def make(count=9, total=9, share=4):
@@ -110,7 +110,7 @@ def loads_shortly(monkeypatch):
     monkeypatch.setattr(slots, "LONGEST_LOAD", 0.05)
 
 
-# Seconds after which work has hung, or has shown no sign of it yet but may be ended for other work.
+# Seconds after which work has hung (HUNG), or may only be ended for other work (SLOW).
 HUNG = 20_000
 SLOW = 5_000
 
@@ -167,7 +167,7 @@ async def test_work_that_is_cancelled_at_its_turn_gives_its_slot_to_the_next(wor
     one = work(1)
     one.add(3)
     await one.settle()
-    # The second piece gets its turn in the same moment in which it is cancelled.
+    # The second piece gets its turn in the moment of its cancellation.
     one.tasks[0].cancel()
     one.tasks[1].cancel()
     await one.settle()
@@ -254,7 +254,7 @@ async def test_work_of_another_group_takes_the_place_of_the_oldest_beyond_the_sh
     await six.age(SLOW)
     six.add(2, "few")
     await six.settle()
-    # The oldest are nearest to their answer, which has the name of the webhook.
+    # The oldest are nearest to their answer. It has the name of the webhook.
     assert (six.timed_out, six.under_way()) == ([4, 5], [0, 1, 2, 3, 6, 7])
 
 
@@ -309,7 +309,7 @@ async def test_work_that_is_cancelled_while_it_waits_for_room_takes_no_slot(work
     assert six.begun == [0, 1, 2, 3, 4, 5, 7]
 
 
-# The share of groups that hang
+# The share of hanging groups
 
 
 async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work):
@@ -323,7 +323,7 @@ async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work):
     nine.add(2, "bad")
     nine.add(1, "good")
     await nine.settle()
-    # The first of them, which may show that the group has recovered, takes the place of an old one.
+    # The first of them takes the place of an old one: it may show that the group has recovered.
     assert (nine.timed_out, nine.refused, nine.under_way()) == ([2], [4], [0, 1, 3, 5])
 
 
@@ -358,7 +358,7 @@ async def test_all_groups_that_hang_have_one_share(work):
     six.add(3, "good")
     await six.settle()
     assert six.under_way() == [0, 1, 2, 3, 6, 7]
-    # No more of a group that hangs is added.
+    # No more of a hanging group is added.
     six.add(1, "bad-0")
     await six.settle()
     assert six.refused == [9]

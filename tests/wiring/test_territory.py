@@ -21,7 +21,7 @@ from ddpjob.kube.api import ApiClient
 
 
 class Clock:
-    """Monotonic seconds that a test sets."""
+    """Monotonic seconds, set by a test."""
 
     now = 1000.0
 
@@ -44,7 +44,7 @@ def clock():
 
 @pytest.fixture
 def installed(api, clock):
-    """Return a function that makes the territory of an installation."""
+    """Return a function for making the territory of an installation."""
     return lambda name, *excluded: Territory(AnyWriter(api), name, clock, frozenset(excluded))
 
 
@@ -129,7 +129,7 @@ async def test_a_namespace_whose_mark_cannot_be_read_may_be_that_of_another_inst
     assert await first.serves("ml") is None
     faults, fake.faults = fake.faults, []
     assert await first.serves("ml") is True
-    # A mark of its own that is not too old is enough.
+    # A mark of its own is enough if it is not too old.
     fake.faults = faults
     clock.now += RENEW_AFTER
     assert await first.serves("ml") is True
@@ -241,7 +241,7 @@ async def test_nothing_is_told_if_the_mark_of_an_excluded_namespace_cannot_be_re
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Let the operator look at jobs that it does not serve after a short time."""
+    """Let the operator look at unserved jobs after a short time."""
     monkeypatch.setattr(reconcile, "CHECK_AFTER", 0.05)
     monkeypatch.setattr(territory, "CHECK_AFTER", 0.05)
     monkeypatch.setattr(territory, "UNSERVED_WITHOUT_MARK", 0.05)
@@ -269,7 +269,7 @@ async def test_a_mark_is_renewed_without_any_look_at_a_job(fake, impatient, oper
     monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
     job = fake.create("ddpjobs", a_job())
     await until(lambda: fake.all("pods"))
-    # A job that has finished gets no look either.
+    # A finished job gets no look either.
     fake.change("ddpjobs", "digits", status={"phase": "Complete"}, metadata=job["metadata"])
     versions = set()
 

@@ -1,4 +1,4 @@
-"""The queue: each job at most once, never in two hands, at the earliest time that was asked for."""
+"""The queue: each job at most once, never in two hands, at the earliest of its requested times."""
 
 import asyncio
 
@@ -141,7 +141,7 @@ async def test_a_key_wakes_only_one_of_many_idle_workers(queue, monkeypatch):
         looks.clear()
         queue.add(key)
         await asyncio.sleep(0.01)
-        # The one that takes the key, and the next one, which then waits.
+        # The worker with the key, and the next one, which then waits.
         assert len(looks) <= 3
     for worker in workers:
         worker.cancel()
@@ -153,7 +153,7 @@ async def test_a_key_wakes_only_one_of_many_idle_workers(queue, monkeypatch):
 
 @pytest.fixture
 def grouped(clock):
-    """Return a queue of keys whose first letter is their group."""
+    """Return a queue of keys with their group as the first letter."""
     return WorkQueue[str](clock, group_of=lambda key: key[0])
 
 

@@ -24,21 +24,6 @@ LOST = LeaseLost("led too long")
 MANY = 5 * MAX_CALLS_PER_JOB
 
 
-@pytest.fixture
-async def background():
-    """Return a function that runs a coroutine until the test ends."""
-    tasks = []
-
-    def run(work):
-        tasks.append(asyncio.create_task(work))
-        return tasks[-1]
-
-    yield run
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 # --- the calls of one job
 
 
@@ -74,7 +59,7 @@ class Calls:
 
 
 async def test_so_many_calls_of_a_job_run_at_the_same_time():
-    # The first answers let more calls run. From then on all that may run wait for each other.
+    # The first answers let more calls run. From then on all permitted calls wait for each other.
     first = MAX_CALLS_PER_JOB - 1
     calls = Calls(first + MANY, together=asyncio.Barrier(MAX_CALLS_PER_JOB), first_together=first)
     await run_all(calls)
@@ -172,7 +157,7 @@ LONGEST_WEBHOOK = 30
 
 @pytest.fixture
 def a_writer(api):
-    """Return a function that makes a Writer with a Lease, as the constants are set by then."""
+    """Return a function for making a Writer with a Lease, with the constants as set by then."""
 
     async def make():
         lease = Lease(api, "ml", "op", "first", lambda: 0.0)

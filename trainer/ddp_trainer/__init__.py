@@ -1,4 +1,4 @@
-"""Training with PyTorch DistributedDataParallel that can be stopped and resumed anywhere.
+"""Training with PyTorch DistributedDataParallel. A run can be stopped and resumed anywhere.
 
     from ddp_trainer import Checkpoints, GlobalBatchSampler, StopVote, process_group
 
@@ -9,7 +9,7 @@ any cluster.
                               └─▶ checkpoint ─┘
                                                  imports go from the right to the left
 
-The library ends with `run`. `cli` is the command line. `workloads` has training scripts that use
+The library ends with `run`. `cli` is the command line. `workloads` has training scripts on top of
 the library.
 """
 
@@ -18,7 +18,8 @@ from importlib import import_module
 
 from ddp_trainer.moved import MovedModules
 
-# Type checkers take this for the constant of `typing`, which would double the time of the import.
+# Type checkers take this for the constant of `typing`. Importing `typing` would double the time of
+# the import.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Errors that a user can solve. Each message is one sentence that says what to do.
+"""Errors that a user can solve. Each message is one sentence, and says what to do.
 
 May import no other package.
 """
@@ -22,10 +22,10 @@ WRONG_PATH = (
 
 
 class UserError(ValueError):
-    """Wrong use: a flag, a folder, an environment or a checkpoint that cannot work.
+    """Wrong use: an unusable flag, folder, environment or checkpoint.
 
-    `is_common`: all ranks raise it together, so one of each node prints it. Any other error may be
-    that of one rank alone, which prints it itself.
+    `is_common`: all ranks raise it together, so one of each node prints it. Any other error may
+    occur on one rank alone, so this rank prints it.
     """
 
     exit_code = 2
@@ -36,33 +36,33 @@ class UserError(ValueError):
 
 
 class RetryableError(UserError):
-    """A device or a storage that failed. Another attempt, maybe on another machine, may succeed.
+    """A failed device or storage. Another attempt, maybe on another machine, may succeed.
 
-    A launcher may take exit code 2 for wrong use, after which a restart is of no use.
+    The exit code is not 2, because a launcher may take 2 for wrong use, and not restart.
     """
 
     exit_code = 1
 
 
 def path_error(message: str, error: OSError, *, has_worked: bool = False) -> UserError:
-    """Return the error of a path that cannot be used: retryable unless the path is wrong.
+    """Return the error of an unusable path: retryable unless the path is wrong.
 
-    A path that this process has used before is not wrong. Its storage has failed: a disk was
-    mounted again as read-only, a ticket has expired, or a volume is gone.
+    If this process has used the path before (`has_worked`), it is not wrong. Its storage has
+    failed: a disk was mounted again as read-only, a ticket has expired, or a volume is gone.
     """
     is_wrong = error.errno in WRONG_PATH and not has_worked
     return UserError(message) if is_wrong else RetryableError(message)
 
 
 class SlowRankError(RuntimeError):
-    """A collective timed out. The message names the rank that the others waited for."""
+    """A collective timed out. The message names the slow rank, if it is known."""
 
 
 class Interrupted(SystemExit):
     """The ranks agreed to stop after a signal. The checkpoint, if any, is written.
 
-    If it is not caught, Python ends with 128 + signal. `received` tells whether this process itself
-    got the signal. A process that only followed its peers must not be blamed for the end.
+    If it is not caught, Python ends with 128 + signal. `received` is True if this process itself
+    got the signal. Otherwise it only followed its peers, and did not cause the end.
     """
 
     def __init__(self, number: signal.Signals, received: bool, step: int) -> None:

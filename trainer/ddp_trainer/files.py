@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all. May import `errors`."""
+"""Files written as a whole or not at all. May import `errors`."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from ddp_trainer.errors import path_error
 
-# Suffix of files that are not complete. A crash may leave one.
+# Suffix of incomplete files. A crash may leave one.
 PARTIAL = ".partial"
 
 
@@ -20,7 +20,7 @@ def write_atomically(
     durable: bool,
     partial_folder: Path | None = None,
 ) -> None:
-    """Write a file by `write`, which gets the open file.
+    """Write a file by a call of `write` with the open file.
 
     After a crash at any moment the file is complete, or the old one is still there. With `durable`
     the new file survives a power failure too. Until it is complete, the file is in
@@ -28,7 +28,7 @@ def write_atomically(
     be written.
     """
     path = Path(path)
-    # The name differs between nodes and processes that share the folder.
+    # Nodes and processes may share the folder, so the name differs between them.
     suffix = f"{socket.gethostname()}-{os.getpid()}{PARTIAL}"
     partial = (partial_folder or path.parent) / f".{path.name}.{suffix}"
     try:
@@ -54,7 +54,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_writable(folder: Path | str) -> None:
-    """Raise UserError if no file can be written to `folder`, which is created.
+    """Create `folder`. Raises UserError if no file can be written to it.
 
     A check at the start is better than a lost checkpoint after an hour of training.
     """

@@ -1,4 +1,4 @@
-"""Former paths of modules that scripts of release 0.1 may import, such as `ddp_trainer.runtime`.
+"""Former paths of modules, for scripts of release 0.1, such as `ddp_trainer.runtime`.
 
 May import no other package.
 """
@@ -36,7 +36,7 @@ class MovedModules:
     ) -> ModuleSpec | None:
         package, _, name = path.rpartition(".")
         if package == __package__ and name in MOVED:
-            # mypy expects the base class of importlib.abc, whose import takes time at every start.
+            # mypy expects the base class of importlib.abc. Its import takes time at every start.
             return ModuleSpec(path, self)  # type: ignore[arg-type]
         return None
 

@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 def post_job(namespace: str, name: str) -> tuple[int, str]:
-    """Return the API server's HTTP status and message for a DDPJob of that name, as a dry run."""
+    """Return the API server's HTTP status and message for a dry run of a DDPJob named `name`."""
     job = {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",

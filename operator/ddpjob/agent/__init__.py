@@ -1,4 +1,4 @@
-"""The agent that runs in every pod of a job, and what starts torchrun and its workers there.
+"""The agent in every pod of a job, and the programs that start torchrun and its workers there.
 
 The files travel into the pod as they are, in one folder. They need Python 3.9, and torch in
 `torchrun`, `zygote` and `worker`; they use nothing else of ddpjob.
@@ -6,20 +6,20 @@ The files travel into the pod as they are, in one folder. They need Python 3.9, 
     agent ──▶ torchrun ──▶ workers      each `──▶` is a process, started by `launch`
       └─────▶ zygote                    imports torch once; torchrun and workers are forks of it
 
-This file has the names that these processes share.
+This file has the names shared by these processes.
 """
 
 # Variables of torchrun and of workers: the agent's folder, and the Python of workers.
 FOLDER, PYTHON = "DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON"
 
-# A variable of a worker that is a fork: the process that torchrun has started for it.
+# A variable of a forked worker: the number of its stand-in, the process started by torchrun.
 STAND_IN = "DDP_AGENT_STAND_IN"
 
-# In the agent's folder: the pipe of each rank, the exception by which a fork has ended, the socket
-# of the zygote, and torchrun's record.
+# In the agent's folder: the pipe of each rank, the exception at the end of a fork, the socket of
+# the zygote, and torchrun's record.
 PIPE, NOTE, SOCKET, RECORD = "rank-{index}", "exception-{index}", "zygote", "failures.json"
 
-# What begins the first line in the pipe of a rank.
+# The beginning of the first line in the pipe of a rank.
 HEADER = b"DDP_AGENT_WORKER "
 
 # Characters of an exception in a report.

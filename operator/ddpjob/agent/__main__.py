@@ -5,15 +5,15 @@ import os
 import signal
 import sys
 
-# Process 1 ignores a signal that it has no handler for: a pod that is deleted while the agent is
-# being imported would last for its whole grace period.
+# Process 1 ignores signals without a handler. A pod deleted during the import of the agent would
+# otherwise last for its whole grace period.
 if sys.argv[1] == "agent":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
-# A name that no module of a user has.
+# A name unlikely to be a user's module.
 PACKAGE = "ddpjob_agent"
 
-# Python searches the folder itself first, where a file could hide a module of torch or of a user.
+# Python searches the folder itself first. A file there could hide a module of torch or of a user.
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
 spec = importlib.util.spec_from_file_location(PACKAGE, os.path.join(folder, "__init__.py"))

@@ -55,8 +55,8 @@ from .times import Times
 POLL = 0.05
 
 # Seconds until the first assignment must be there; until processes must be gone after SIGKILL,
-# which takes time if they free a device; until a zygote that has not collected its forks is killed
-# too; and for the stacks of workers after SIGABRT.
+# because they may take time to free a device; until a zygote is killed too if it has not collected
+# its forks; and for the stacks of workers after SIGABRT.
 ASSIGNMENT_SECONDS, KILL_SECONDS, SPARE_SECONDS, STACK_SECONDS = 60.0, 30.0, 5.0, 2.0
 
 
@@ -73,7 +73,7 @@ class Agent:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.folder = Path(options.folder)
-        # With PYTHONFAULTHANDLER, a worker that gets SIGABRT writes its stack.
+        # With PYTHONFAULTHANDLER, a worker writes its stack after SIGABRT.
         own = {
             "DDP_HEARTBEAT_FILE": str(self.folder / "heartbeat"),
             "DDP_RESULT_FILE": str(self.folder / "result"),
@@ -114,7 +114,7 @@ class Agent:
             while self.torchrun or (time.monotonic() < self.wait_ends and not self.stop_signal):
                 self.look()
         except Exception as error:
-            # For example a full disk, a program that does not exist, or a port that is in use.
+            # For example a full disk, a missing program, or a port in use.
             problem = f"ddpjob agent: {type(error).__name__}: {error}"
             self.report, self.exit_code = {"cause": "Failure", "exception": problem}, 1
         with suppress(Exception):
@@ -148,19 +148,19 @@ class Agent:
             self.end_attempt(newer["grace"])
             self.wait_ends = time.monotonic() + newer["wait"]
         elif self.torchrun:
-            # Of output, the operator knows more: other pods may write.
+            # With `heartbeat: Log` the operator decides, because other pods may still write.
             is_silent = self.options.heartbeat == "File" and self.is_silent()
             if self.suspicion.is_due(must_dump(self.options.assignment, self.attempt), is_silent):
                 self.end_hang()
 
     def set_up(self) -> None:
-        """Run the setup of the job. If it fails, that is the report, and the pod ends."""
+        """Run the setup of the job. If it fails, this is the report, and the pod ends."""
         place.prepare(self.options, self.environment, is_first=True)
         self.setup.start(self.environment, self.output)
         while self.setup.runs() and not self.stop_signal:
             self.watch(POLL)
         code = self.setup.code
-        # Nothing that it has started goes on.
+        # End its remaining processes.
         self.kill_processes()
         failure = self.setup.conclude(code, self.output.streams[0])
         self.wait_ends = 0.0 if failure else time.monotonic() + ASSIGNMENT_SECONDS
@@ -168,19 +168,19 @@ class Agent:
             self.report, self.exit_code = failure, exit_status(failure["exitCode"])
 
     def newer_assignment(self) -> dict[str, Any] | None:
-        """Return an assignment that this pod has not followed yet."""
+        """Return the assignment if it is newer than the last one of this pod, or None."""
         if self.stop_signal:
             return None
         return read_assignment(self.options.assignment, self.attempt)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Pass a request to stop on to torchrun, which gives its workers time for a checkpoint."""
+        """Pass a request to stop on to torchrun. Its workers get time for a checkpoint."""
         self.stop_signal = number
         if self.torchrun:
             self.torchrun.send_signal(signal.SIGTERM)
 
     def conclude(self, code: int) -> None:
-        """Judge the attempt that has ended, and decide whether the pod waits for another one."""
+        """Judge the ended attempt, and decide whether the pod waits for another one."""
         self.kill_processes(spares_zygote=True)
         self.exit_code = exit_status(code)
         record = report.read_record(self.folder)
@@ -243,7 +243,7 @@ class Agent:
     def kill_processes(self, spares_zygote: bool = False) -> None:
         """Send SIGKILL until no process is left, and read the rest of their output.
 
-        A zygote may be spared, since nothing that it forks runs without a stand-in. Raises
+        A zygote may be spared, since none of its forks runs without a stand-in. Raises
         TimeoutError if a process does not end: two attempts must never train at once.
         """
         began = time.monotonic()
@@ -263,7 +263,7 @@ class Agent:
         self.torchrun = None
 
     def watch(self, seconds: float) -> None:
-        """Copy output for at most so many seconds, then collect the processes that have ended."""
+        """Copy output for at most so many seconds, then collect the ended processes."""
         self.output.copy(seconds)
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -285,8 +285,8 @@ class Agent:
     def is_silent(self) -> bool:
         """Return True if the last heartbeat is too old.
 
-        Workers that have ended, or save a checkpoint after a request to stop, need not give one,
-        nor ranks that have written only at their start.
+        No heartbeat is needed from ended workers, from workers saving a checkpoint after a request
+        to stop, or from ranks with output only at their start.
         """
         age = self.heartbeat_age()
         needs_none = self.stop_signal or self.output.have_all_ended()
@@ -296,7 +296,7 @@ class Agent:
         return is_too_old(age, *limits)
 
     def is_watched(self) -> bool:
-        """Return True if it would be noticed that the heartbeats stop."""
+        """Return True if a stop of the heartbeats would be noticed."""
         if self.options.heartbeat == "Log":
             return self.output.writes_steadily
         return self.heartbeat_age() is not None
@@ -335,7 +335,7 @@ class Agent:
         """
         if self.torchrun is None or self.is_silent():
             return False
-        # Workers of another program than Python have no pipe.
+        # Workers without Python have no pipe.
         return self.output.have_all_begun() or any(map(is_worker_of_torchrun, descendants()))
 
     def activity(self) -> str:

@@ -1,4 +1,4 @@
-"""What the agent answers on its port: numbers for Prometheus, and its state for the operator."""
+"""Make the answers on the agent's port: numbers for Prometheus, and its state for the operator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .times import Times
 # Bytes of a state, the most ranks in it, and characters of torchrun's error.
 STATE, RANKS, ERROR = 4096, 64, 500
 
-# A line in which torchrun says what does not work.
+# A line about an error, in the output of torchrun.
 TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
 
 
 class Pod(Protocol):
-    """What an answer is made of: the agent, as far as it matters here."""
+    """The part of the agent needed for the answers."""
 
     attempt: int
     stop_signal: int
@@ -35,7 +35,7 @@ class Pod(Protocol):
 
 
 def answers_of(pod: Pod) -> dict[str, Callable[[], str]]:
-    """Return what returns the answer, by its path."""
+    """Return the functions for the answers, by their paths."""
     return {"/metrics": partial(metrics, pod), "/state": partial(state, pod)}
 
 
@@ -51,15 +51,15 @@ def metrics(pod: Pod) -> str:
 
 
 def state(pod: Pod) -> str:
-    """Return what is known of the attempt, as a JSON object of at most STATE bytes.
+    """Return the state of the attempt, as a JSON object of at most STATE bytes.
 
     - `activity`: what the pod does, one of ACTIVITIES. `stopped`: it was told to end.
     - `ended`: pairs of a rank and its exit code, in the order of their ends. The code is null if it
       is not known.
-    - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
+    - `steps`: the first and the last step. `checkpoint`: the last saved step.
     - `heartbeat`: the age of the last one in seconds, or null before the first. `watched`: whether
-      it would be noticed that they stop.
-    - `error`: the last line in which torchrun says what does not work.
+      a stop of the heartbeats would be noticed.
+    - `error`: torchrun's last line about an error.
     """
     age, streams = pod.heartbeat_age(), pod.output.streams
     found: dict[str, Any] = {
@@ -78,6 +78,6 @@ def state(pod: Pod) -> str:
 
 
 def trouble_in(text: str) -> str:
-    """Return the last line in which a program says what does not work, or an empty string."""
+    """Return the last line about an error, or an empty string."""
     lines = [line.strip() for line in text.splitlines() if TROUBLE.search(line)]
     return lines[-1][:ERROR] if lines else ""

@@ -8,7 +8,7 @@ from .files import read_file, read_json
 
 # The fields of an assignment. `grace` and `wait` are in seconds: for the processes of the last
 # attempt to end, and for the next assignment if there is nothing to do. Without `start`, the last
-# attempt is ended, and the next one has to wait for pods that are not part of it.
+# attempt is ended, and the next one has to wait for pods outside of it.
 NUMBER = (int, float)
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "attempt": int,

@@ -28,7 +28,7 @@ def unpack(source: Path, target: Path) -> None:
     if (source / ARCHIVE).is_file():
         unpack_archive(source / ARCHIVE, target)
         return
-    # A kubelet keeps the files of a volume in a folder `..data`, to which the others are links.
+    # A kubelet keeps the files of a volume in a folder `..data`. Other entries are links into it.
     hidden = shutil.ignore_patterns("..*")
     shutil.copytree(
         source, target, ignore=hidden, copy_function=shutil.copyfile, dirs_exist_ok=True
@@ -48,7 +48,7 @@ def unpack_archive(path: Path, target: Path) -> None:
             left = MAX_BYTES
             for entry in entries:
                 left = write_entry(archive, entry, target, left)
-    # An encrypted entry, or one that is packed in an unknown way, is a RuntimeError.
+    # An encrypted entry, or one packed in an unknown way, is a RuntimeError.
     except (BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{ARCHIVE} cannot be read: {error}") from error
 
@@ -59,7 +59,7 @@ def check_entry(entry: ZipInfo) -> None:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"{ARCHIVE} has the path {entry.filename!r}, outside of its folder")
     kind = stat.S_IFMT(entry.external_attr >> 16)
-    # An archive that was made elsewhere may have no kind.
+    # An archive from another system may have no kind.
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise ValueError(f"{ARCHIVE} has {entry.filename!r}, which is neither a file nor a folder")
 

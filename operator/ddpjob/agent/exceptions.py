@@ -1,4 +1,4 @@
-"""Find the last exception in what a process writes, as Python prints it.
+"""Find the last exception in the output of a process, as Python prints it.
 
 It may be of any class and of any length. Its beginning is kept apart from the end of the output.
 """
@@ -13,26 +13,26 @@ from . import EXCEPTION
 # The beginning of a traceback. That of an exception group ends so, too.
 HEADER = b"Traceback (most recent call last):"
 
-# The mark that torch puts before each line, what begins a traceback, and what its lines have at
-# their left side until the exception.
+# The mark put before each line by torch, the first line of a traceback, and the left side of its
+# lines until the exception.
 RANK = re.compile(r"\[rank\d+\]: ?")
 BEGIN = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 MARGIN, GROUP_MARGIN = "", "  | "
 
-# In the message of an exception that torch has brought from another process or thread, such as a
-# worker of DataLoader. The exception itself follows.
+# In the message of an exception that torch brings from another process or thread, such as a worker
+# of DataLoader. The exception itself follows.
 ORIGINAL = re.compile(r"Original Traceback \(most recent call last\):$")
 
-# What is printed before a traceback that does not end the process.
+# The text before a traceback that does not end the process.
 ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)")
 
-# The first line of an exception, and those that end a program without a traceback.
+# The first line of an exception, and the exceptions that end a program without a traceback.
 FIRST_LINE = re.compile(r"[A-Za-z_][\w.<>]*(?::.*)?$")
 NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
 
-# Characters that are kept from the first line on, and the most lines that may follow. A message may
-# have several lines, and programs write while they end. After more lines, or figures, the program
-# has gone on: it has caught the exception.
+# Characters kept from the first line on, and the most lines after it. A message may have several
+# lines, and programs write while they end. After more lines, or figures, the program has gone on:
+# it has caught the exception.
 WORDS, FOLLOWING = 4096, 1000
 
 # Characters of the line before a traceback.
@@ -40,14 +40,14 @@ LINE = 300
 
 
 class LastException:
-    """The last exception that a process has printed.
+    """The last exception printed by a process.
 
     - `text`: its first line, and the second one if the first line ends with a colon. It is empty
-      until that line is there.
-    - `words`: that line and the ones after it.
+      until the first line is there.
+    - `words`: its first line and the ones after it.
     - `time`: when its traceback began, a Unix time, or 0 if there is none.
-    - `following`: how many lines follow that line. `goes_on`: the process has done something else
-      since then.
+    - `following`: the number of lines after the first one. `goes_on`: the process has done
+      something else since then.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class LastException:
         self.time = now
         self.goes_on = False
         self.following = 0
-        # What the lines of its traceback begin with, until its first line is found.
+        # The beginning of the lines of its traceback, or None once its first line is found.
         self._margin: str | None = margin
 
     def take(self, lines: bytes, now: float) -> None:
-        """Look at complete lines that the process has written until `now`, a Unix time."""
+        """Look at complete lines, written by the process before `now`, a Unix time."""
         if HEADER in lines or self.counts:
             for line in lines.decode(errors="replace").splitlines():
                 line = RANK.sub("", line, count=1)

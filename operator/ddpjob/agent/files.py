@@ -34,7 +34,7 @@ def changed_at(path: str) -> float:
 
 
 def stat_fields(process: int | str) -> list[bytes]:
-    """Return what /proc says of a process, from its state on: field 3 of proc(5) is the first.
+    """Return the fields of /proc about a process, from its state on: field 3 of proc(5) is first.
 
     The program's name before it may contain anything.
     """
@@ -42,16 +42,19 @@ def stat_fields(process: int | str) -> list[bytes]:
 
 
 def exit_code_of(process: int) -> int | None:
-    """Return the exit code of a process that has ended, as long as its parent has not asked."""
+    """Return the exit code of an ended process.
+
+    It is None while the process runs, and once its parent has collected it.
+    """
     fields = stat_fields(process)
     if fields[:1] != [b"Z"]:
         return None
-    # Field 52 of proc(5) is the status that waitpid returns.
+    # Field 52 of proc(5) is the status returned by waitpid.
     return os.waitstatus_to_exitcode(int(fields[49]))
 
 
 def socket_path(folder: int) -> str:
-    """Return a path of the zygote's socket that is short enough for an address.
+    """Return a path of the zygote's socket, short enough for an address.
 
     `folder`: the descriptor of its folder.
     """
@@ -71,7 +74,7 @@ def paths_below(root: str | Path) -> set[str]:
 
 
 def empty_folder(root: str | Path, kept: Path | None = None) -> None:
-    """Remove what is in a folder, except `kept`, and except what is mounted below the folder."""
+    """Remove the content of a folder, except `kept` and the mounts below the folder."""
     found: list[Path] = []
     for folder, inside, files in os.walk(root):
         for path in [Path(folder, name) for name in inside]:

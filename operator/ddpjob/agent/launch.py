@@ -19,7 +19,7 @@ from typing import NoReturn
 from . import FOLDER, HEADER, NOTE, PIPE, PYTHON, STAND_IN
 from .files import socket_path
 
-# SIGKILL has no handler: the zygote kills the fork of a stand-in that has ended.
+# SIGKILL has no handler: the zygote kills the fork of an ended stand-in.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
 
@@ -45,7 +45,7 @@ def become_worker(arguments: list[str]) -> NoReturn:
 def become_rank() -> tuple[str, str]:
     """Restore the variables of the worker, and open the pipe of its rank.
 
-    Return its Python, and the path of the file for the exception that it ends by.
+    Return its Python, and the path of the file for the exception at its end.
     """
     python = os.environ.pop(PYTHON)
     os.environ["PYTHON_EXEC"] = python
@@ -54,7 +54,7 @@ def become_rank() -> tuple[str, str]:
     folder = os.environ.pop(FOLDER)
     process = int(os.environ.pop(STAND_IN, os.getpid()))
     index = index_on_node()
-    # Without an agent that reads, the output stays where torchrun's is.
+    # Without a reader, the output stays with that of torchrun.
     with suppress(OSError):
         pipe = os.open(os.path.join(folder, PIPE.format(index=index)), os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(pipe, True)
@@ -75,8 +75,8 @@ def index_on_node() -> int:
 def run_by_zygote(kind: str, arguments: list[str]) -> None:
     """Let the zygote start a process, and end as it ends. Return if there is no zygote.
 
-    The fork runs nothing until this process sends it a byte through a pipe. So nothing runs for a
-    stand-in that has ended, and no signal is lost.
+    The fork runs nothing until this process sends it a byte through a pipe. So nothing runs after
+    the end of the stand-in, and no signal is lost.
     """
     waits, go = os.pipe()
     woken, wake = socket.socketpair()
@@ -92,7 +92,7 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
             print(f"ddpjob agent: no fast start of this {kind}: {reason}", file=sys.stderr)
             return
         process = int(answer)
-        # torchrun signals the group of a worker, which includes processes of the script.
+        # torchrun signals the group of a worker. It includes processes of the script.
         send = os.killpg if kind == "worker" else os.kill
 
         def pass_on(number: int, _: object) -> None:
@@ -111,15 +111,15 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
         try:
             end_as(int(read_line(zygote, woken)))
         except (OSError, ValueError):
-            # The zygote has ended. The agent ends what it has started.
+            # The zygote has ended. The agent ends its forks.
             end_as(-signal.SIGKILL)
 
 
 def read_line(zygote: socket.socket, woken: socket.socket) -> bytes:
     """Return a line of the zygote, or nothing if it has ended.
 
-    A signal that comes just before a system call would not interrupt it, and the handler would wait
-    for the end of that call. A signal also makes `woken` readable.
+    A signal just before a system call would not interrupt it, and the handler would wait for the
+    end of the call. A signal also makes `woken` readable.
     """
     line = b""
     while not line.endswith(b"\n"):

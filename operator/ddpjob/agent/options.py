@@ -1,4 +1,4 @@
-"""What the operator has chosen for a pod."""
+"""The operator's choices for a pod."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Options(NamedTuple):
     message: str
     folder: str
 
-    # A folder that is emptied between two attempts; one with `work`, `work.last` and others; and
-    # one with the job's code, which each attempt gets in `work`, its working directory.
+    # A folder to empty between two attempts; one with `work`, `work.last` and others; and one with
+    # the job's code. Each attempt gets the code in `work`, its working directory.
     clear: str | None
     work: str
     code: str | None
 
-    # Shell text that runs once, before the first attempt, and the longest time for it.
+    # Shell text to run once, before the first attempt, and the longest time for it.
     setup: str | None
     setup_seconds: float
 
@@ -33,7 +33,7 @@ class Options(NamedTuple):
     # The port of the probes, /metrics and /state.
     port: str | None
 
-    # What to start in place of torchrun, and what follows it.
+    # The command in place of torchrun, if any, and the first flags after it.
     command: list[str] | None
     flags: list[str]
 
@@ -45,7 +45,7 @@ class Options(NamedTuple):
     # torchrun and its workers are forks of a zygote.
     fast_start: bool
 
-    # What follows torchrun's own flags.
+    # The words after torchrun's own flags.
     arguments: list[str]
 
 

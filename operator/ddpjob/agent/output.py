@@ -14,11 +14,10 @@ from . import HEADER, PIPE
 from .exceptions import LastException
 from .files import exit_code_of, read_json
 
-# Bytes of output that are kept for the report, of a line that is kept whole, and of a line that may
-# have figures.
+# Bytes: of output kept for the report, of a line kept whole, and of a line with figures, at most.
 TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
 
-# Characters that no text has.
+# Characters that do not occur in text.
 BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 # Places in a line at which a JSON object may begin.
@@ -27,28 +26,28 @@ OBJECTS = 4
 # Seconds between two states of a progress bar in the log.
 BAR_SECONDS = 10.0
 
-# Seconds that torchrun has to end after its ranks. It waits for those of other nodes, and handles
-# no signal meanwhile.
+# Seconds for torchrun to end after its ranks. It waits for those of other nodes, and handles no
+# signal meanwhile.
 REST_SECONDS = 2.0
 
-# What ranks write is a heartbeat if they have written in so many times of the limit.
+# The output of ranks is a heartbeat if they have written in so many windows of the limit's length.
 WINDOWS = 3
 
-# Attempts whose steps are kept.
+# The steps of so many last attempts are kept.
 ATTEMPTS = 10
 
-# Figures that /metrics takes from lines of JSON, such as those of ddp_trainer.
+# Figures for /metrics from lines of JSON, such as those of ddp_trainer.
 FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_second")
 
 
 class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
-    - `worker`: what the first line of a rank's pipe says: its rank and its `pid`, and the
-      `process` that torchrun has started for it.
+    - `worker`: the fields in the first line of a rank's pipe: its rank, its `pid`, and the
+      `process` started for it by torchrun.
     - `exception`: the last one in the output.
-    - `ended`: when the process had ended, or None. `open_at`: when it had not ended yet.
-      `exit_code`: how it ended, or None if that is not known.
+    - `ended`: when the process was found to have ended, or None. `open_at`: when it was last found
+      not to have ended. `exit_code`: its exit code, or None if it is not known.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -66,14 +65,14 @@ class Stream:
         self.bar, self.bar_time = b"", 0.0
 
     def take(self, data: bytes, now: float) -> list[bytes]:
-        """Return the lines that `data` completes, at a Unix time. Empty `data` is the end."""
+        """Return the lines completed by `data`, at a Unix time. Empty `data` is the end."""
         self.partial += data
         end = self.partial.rfind(b"\n") + 1
         if not data or len(self.partial) > LINE:
             end = len(self.partial)
         text, self.partial = self.partial[:end], self.partial[end:]
         if is_overwritten(self.partial):
-            # What it overwrites is needed no more.
+            # The overwritten text is no longer needed.
             earlier, _, last = self.partial.rpartition(b"\r")
             self.partial = as_displayed(earlier) + b"\r" + last
         if self.local_rank is not None and not self.worker and text.startswith(HEADER):
@@ -105,15 +104,15 @@ class Stream:
 class Output:
     """The streams of an attempt, and the figures in them.
 
-    `steps` has the first and the last step of the last attempts, by their number, as far as lines
-    of JSON name them. `trained` has the Unix time of the first step that they made.
+    `steps` has the first and the last step of the last attempts, by their number, if lines of JSON
+    name them. `trained` has the Unix time of the first step made in each.
     """
 
     def __init__(self, window: float = 0.0) -> None:
         self.selector = selectors.DefaultSelector()
-        # The limit in seconds. `windows` is in how many times of it ranks have written.
+        # The limit in seconds. `windows` counts the windows of this length with output of ranks.
         self.window = window
-        # The time of all output that one `select` found. Its order is not known.
+        # The time of all output found by one `select`. Its order is not known.
         self.now = self.before = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
         self.trained: dict[int, float] = {}
@@ -156,9 +155,9 @@ class Output:
         return all(stream.ended for stream in self.ranks())
 
     def ended_ranks(self) -> list[tuple[int, int | None]]:
-        """Return (rank, exit code) of the ranks that have ended, the first one first.
+        """Return (rank, exit code) of the ended ranks, the first one first.
 
-        If all have, and torchrun has found nothing, they have succeeded.
+        If all have ended, and torchrun has found no failure, they have succeeded.
         """
         unknown = 0 if self.rests() else None
         ended = [(stream.ended, stream) for stream in self.ranks() if stream.ended]
@@ -167,7 +166,7 @@ class Output:
         return [(one.worker.get("rank", -1), code) for (_, one), code in zip(ended, codes)]
 
     def rests(self) -> bool:
-        """Return True if all ranks have ended a while ago, so that only torchrun is left."""
+        """Return True if all ranks have ended a while ago, and only torchrun may be left."""
         ends = [stream.ended for stream in self.ranks()]
         return all(end and self.now - end > REST_SECONDS for end in ends)
 
@@ -185,7 +184,7 @@ class Output:
             self.write(stream, stream.take_bar(self.now))
 
     def end(self) -> None:
-        """Copy what is left of processes that have ended."""
+        """Copy the rest of the output of ended processes."""
         self.before, self.now = self.now, time.time()
         for stream in self.streams:
             while stream.is_open and self.read(stream):
@@ -222,9 +221,9 @@ class Output:
         self.last_window = window
 
     def watch_process(self, stream: Stream) -> None:
-        """Notice the end of a rank's process: its children may keep the pipe open.
+        """Watch for the end of a rank's process: its children may keep the pipe open.
 
-        Where Python or the kernel cannot do that, the end of the pipe counts.
+        If Python or the kernel does not support this, the end of the pipe counts.
         """
         try:
             stream.process = os.pidfd_open(stream.worker["process"])
@@ -245,7 +244,7 @@ class Output:
             stream.process = None
 
     def close(self, stream: Stream) -> None:
-        """Close a pipe that nobody writes to any more."""
+        """Close a pipe once it has no writer."""
         if stream.is_open:
             stream.is_open = False
             self.selector.unregister(stream.descriptor)
@@ -269,7 +268,7 @@ class Output:
 
     def take_figures(self, entries: dict[str, Any]) -> None:
         if self.attempt < 0:
-            # Those of the setup are not of a training.
+            # The figures of a setup are not those of a training.
             return
         numbers = {name: value for name, value in entries.items() if type(value) in (int, float)}
         self.figures.update((name, numbers[name]) for name in FIGURES if name in numbers)
@@ -302,7 +301,7 @@ def is_overwritten(line: bytes) -> bool:
 def as_displayed(line: bytes) -> bytes:
     """Return what a terminal shows of a line: a carriage return goes back to its beginning.
 
-    What follows overwrites as many characters as it has.
+    The text after it overwrites as many characters as it has.
     """
     shown = ""
     for piece in reversed(line.decode(errors="surrogateescape").split("\r")):
@@ -311,7 +310,7 @@ def as_displayed(line: bytes) -> bytes:
 
 
 def apart(line: bytes) -> list[bytes]:
-    """Return a line as displayed, and apart from it a JSON object that follows a progress bar."""
+    """Return a line as displayed. A JSON object after a progress bar becomes a separate line."""
     if not is_overwritten(line):
         return [line]
     line = line.rstrip(b"\r")
@@ -324,7 +323,7 @@ def apart(line: bytes) -> list[bytes]:
 
 
 def object_at_end(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Return what is before the JSON object with which a line ends, and the object, or nothing."""
+    """Return the text before a JSON object at the end of a line, and the object, or nothing."""
     text = line.rstrip()
     if text.endswith(b"}") and len(text) < FIGURES_LINE:
         start = text.find(b"{")

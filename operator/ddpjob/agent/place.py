@@ -1,7 +1,7 @@
-"""Give each attempt of a pod the same place: what the attempt before has left goes.
+"""Give each attempt of a pod the same place: remove the files of the attempt before.
 
-A program that was killed has no time to remove its files, locks and segments, and would find them
-in the pod that stays.
+A killed program has no time to remove its files, locks and segments. The next attempt in the same
+pod would find them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .code import unpack
 from .files import empty_folder, paths_below, read_file
 from .options import Options
 
-# In the folder of the option `work`: what an attempt has, what the one before has left, the code as
-# the setup has left it, and caches.
+# In the folder of the option `work`: the files of the attempt, those of the attempt before, the
+# code after the setup, and caches.
 WORK, LAST, CODE, CACHE = "work", "work.last", "work.code", "cache"
 
-# System V IPC: what /proc says of each kind, and numbers of C. GETPID is the process of the last
-# operation on a semaphore.
+# System V IPC: the tables in /proc of each kind, and numbers of C. GETPID is the process of the
+# last operation on a semaphore.
 SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
 IPC_RMID, GETPID = 0, 11
 
@@ -32,13 +32,13 @@ def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
         return dict(given)
     found = {
         "TMPDIR": f"{options.work}/{WORK}",
-        # By default they are below TMPDIR, or in a home folder that may not be writable.
+        # By default they are below TMPDIR, or in a home folder, and that may not be writable.
         "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
         "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
         **given,
     }
     if options.setup and not os.access(os.path.expanduser("~"), os.W_OK):
-        # Where pip installs for a user without a home folder: modules, and programs such as ninja.
+        # pip installs here for a user without a home folder: modules, and programs such as ninja.
         base = found.setdefault("PYTHONUSERBASE", f"{options.work}/{CACHE}/python")
         found["PATH"] = os.pathsep.join([f"{base}/bin", found.get("PATH") or os.defpath])
     return found
@@ -53,8 +53,8 @@ def prepare(
 ) -> None:
     """Prepare the pod for an attempt. No process of the last one runs.
 
-    Before the first one, only an init container has written anything. `added` are the paths that
-    the setup has added to the working directory; None if there was no setup.
+    Before the first one, only an init container has written anything. `added` are the setup's new
+    paths in the working directory; None if there was no setup.
     """
     folder = Path(options.work)
     if options.own_files or options.code:
@@ -74,7 +74,7 @@ def prepare(
 
 
 def clean(options: Options, environment: Mapping[str, str]) -> None:
-    """Remove what the last attempt has left."""
+    """Remove the remains of the last attempt."""
     if options.clear:
         empty_folder(options.clear)
     if options.own_files or options.code:
@@ -82,13 +82,13 @@ def clean(options: Options, environment: Mapping[str, str]) -> None:
     if options.own_files:
         remove_locks(environment)
     if options.own_ipc:
-        # What a kernel without System V IPC does not have.
+        # The kernel may lack System V IPC.
         with suppress(OSError, ValueError, KeyError, AttributeError, ImportError):
             remove_segments()
 
 
 def keep_last(folder: Path) -> None:
-    """Move what is in `work` to `work.last`, in place of what was there.
+    """Move the content of `work` to `work.last`, in place of its old content.
 
     The folder `work` itself stays: it may be the working directory of the zygote.
     """
@@ -97,14 +97,14 @@ def keep_last(folder: Path) -> None:
         for path in (folder / WORK).iterdir():
             with suppress(OSError):
                 path.rename(folder / LAST / path.name)
-    # What could not be moved, such as a folder that its owner may not change.
+    # Remove what could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
 
 
 def keep_setup(folder: Path, sent: Collection[str]) -> set[str]:
-    """Keep what a setup has made of the paths that were sent, and return those that it has added.
+    """Keep the sent paths as a setup has left them, and return the paths it has added.
 
-    So each attempt of the pod begins with what the setup has left.
+    So each attempt of the pod begins with the result of the setup.
     """
     found = paths_below(folder / WORK)
     for name in found.intersection(sent):
@@ -118,7 +118,7 @@ def keep_setup(folder: Path, sent: Collection[str]) -> set[str]:
 
 
 def restore_setup(folder: Path, added: Collection[str]) -> None:
-    """Fill `work` with what a setup has left. What it has added is in `work.last`."""
+    """Fill `work` with the result of a setup. The paths added by it are in `work.last`."""
     if (folder / CODE).exists():
         shutil.copytree(folder / CODE, folder / WORK, symlinks=True, dirs_exist_ok=True)
     for name in added:
@@ -151,7 +151,7 @@ def remove_locks(environment: Mapping[str, str]) -> None:
 
 
 def remove_segments() -> None:
-    """Remove segments of shared memory, semaphores and queues of processes that have ended.
+    """Remove segments of shared memory, semaphores and queues of ended processes.
 
     Those of other containers of the pod stay: their processes are not visible here, or run.
     """

@@ -1,4 +1,4 @@
-"""Answer GET /ready and GET /started, and the other paths that the agent has."""
+"""Answer GET /ready, GET /started, and the agent's other paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLIENTS, REQUEST_SECONDS = 32, 0.2
 
 OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
 
-# After an error, such as no descriptor left, the next try comes so many seconds later.
+# Seconds before the next try after an error, such as a lack of descriptors.
 PAUSE = 0.05
 
 
@@ -21,7 +21,7 @@ class Port:
     """A server in a thread of its own.
 
     - `is_ready`: whether the attempt is ready. `has_started`: whether the setup has ended.
-    - `bodies`: what returns the body of each other path.
+    - `bodies`: a function for the body of each other path.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Port:
                 time.sleep(PAUSE)
 
     def answer(self, connection: socket.socket) -> None:
-        # A client that goes, or an answer that changes meanwhile, concerns this request only.
+        # Errors concern this request only: a client may go, or an answer may change meanwhile.
         with suppress(Exception), connection:
-            # A client that sends nothing must not keep the kubelet waiting.
+            # A silent client must not keep the kubelet waiting.
             connection.settimeout(REQUEST_SECONDS)
             path = b"".join(connection.recv(4096).split(b" ")[1:2]).decode(errors="replace")
             status, body = "404 Not Found", ""

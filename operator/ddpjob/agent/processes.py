@@ -18,14 +18,14 @@ from .output import Output, log
 
 
 def open_standard_streams() -> None:
-    """Open those that are closed, so that no pipe takes their place."""
+    """Open closed standard streams. Otherwise a pipe could take the place of one."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(descriptor)
 
 
 def become_reaper() -> None:
-    """Collect processes that lose their parent, also outside a container."""
+    """Collect orphaned processes, also outside a container."""
     if os.getpid() != 1 and sys.platform == "linux":
         import ctypes
 
@@ -33,7 +33,7 @@ def become_reaper() -> None:
 
 
 def program(name: str, *arguments: str, flags: str = "-IS") -> list[str]:
-    """Return the command that runs another program of this folder."""
+    """Return the command for another program of this folder."""
     folder = os.path.dirname(os.path.abspath(__file__))
     return [sys.executable, flags, folder, name, *arguments]
 
@@ -58,12 +58,12 @@ def start(
 
 
 def exit_status(code: int) -> int:
-    """Return an exit code as a shell has it: that of a signal is 128 and its number."""
+    """Return an exit code as a shell does: 128 plus the number for a signal."""
     return code if code >= 0 else 128 - code
 
 
 def write_wrapper(folder: Path) -> Path:
-    """Write the program that torchrun starts in place of Python, and return its path."""
+    """Write the program for torchrun to start in place of Python, and return its path."""
     wrapper = folder / "worker"
     words = shlex.join(program("launch", "worker"))
     wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -72,7 +72,7 @@ def write_wrapper(folder: Path) -> Path:
 
 
 def start_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    """Start a zygote whose socket is in `folder`. Return None where that is not possible."""
+    """Start a zygote with its socket in `folder`. Return None if this is not possible."""
     if sys.platform != "linux":
         return None
     try:
@@ -88,7 +88,7 @@ def listening_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Po
         descriptor = os.open(folder, os.O_RDONLY)
         server.bind(socket_path(descriptor))
         os.close(descriptor)
-        # Listen before torchrun starts, so that it finds the socket.
+        # Listen before torchrun starts: it looks for the socket.
         server.listen()
         return subprocess.Popen(
             # Like torchrun, it starts Python without a buffer for the output.
@@ -104,8 +104,7 @@ def listening_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Po
 def descendants() -> list[int]:
     """Return the numbers of all processes below this one.
 
-    Those that have ended and are not collected count too: their threads may still run, and hold a
-    device.
+    Ended processes count until they are collected: their threads may still run, and hold a device.
     """
     children: dict[int, list[int]] = {}
     for process, parent in (parents() if os.path.isdir("/proc/self") else parents_by_ps()).items():

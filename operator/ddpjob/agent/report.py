@@ -1,4 +1,4 @@
-"""Say why an attempt has ended, from the exit codes and the last lines of its processes."""
+"""Find out why an attempt has ended, from the exit codes and the last output of its processes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from .output import Stream, log
 
 Report = dict[str, Any]
 
-# Bytes of a termination message, which is the kubelet's limit, and of the job's result in it.
+# Bytes of a termination message (the kubelet's limit), and of the job's result in it.
 MESSAGE = 4096
 RESULT = MESSAGE - 200
 
-# The entries of a report that are left out if it is too long, or if they are empty.
+# Optional entries of a report: they are left out if they are empty, or if the report is too long.
 FIGURES = ("steps", "total", "trained")
 
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160
 
-# Exit codes of Python after an exception, of a process that has aborted, and of one that was told
-# to stop.
+# Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
 EXCEPTION_CODE, ABORTED, INTERRUPTED = 1, -signal.SIGABRT, (-signal.SIGTERM, 143)
 
-# Seconds that a process may take to end after its exception: torch stops its threads and frees
+# Seconds from the exception of a process to its end, at most: torch stops its threads and frees
 # devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
-# others, and what they write from then on has that cause. So many lines may follow the exception of
-# a rank that was stopped.
+# others, and that is the cause of their later output. So many lines may follow the exception of a
+# stopped rank.
 ENDING_SECONDS, EXCEPTION_LINES = 10.0, 25
 
-# The longest time in which a process ends after its exception: it may upload its results.
+# The longest time from the exception of a process to its end: it may upload its results.
 EXIT_SECONDS = 120.0
 
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
@@ -46,15 +45,15 @@ CAUSES = ("Failure", "Unclear", "Follower")
 # the last one is the main thread.
 STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
 
-# What a program has in its stack below its own frames.
+# Files of the frames below a program's own frames in its stack.
 STARTERS = (f'"{os.path.dirname(os.path.abspath(__file__))}/', '"<frozen runpy>"')
 
 
 class LastWords(NamedTuple):
-    """What a process said at its end.
+    """The last output of a process, if it explains the end.
 
-    - `text`: the exception by which it ended, or else its last line.
-    - `words`: where the words of a lost peer count.
+    - `text`: the exception that ended it, or else its last line.
+    - `words`: the text to search for the words of a lost peer.
     - `is_stopped`: torchrun has ended it because of another process.
     """
 
@@ -66,10 +65,10 @@ class LastWords(NamedTuple):
 
 
 class Judge:
-    """What the words of error messages say about the cause of an end.
+    """Judges the cause of an end by the words of error messages.
 
-    - `words`: a file with patterns, by what they say.
-    - `patience`: seconds after the first failure until torchrun sends SIGKILL to the other workers.
+    - `words`: a file with patterns, by their meaning.
+    - `patience`: seconds from the first failure until torchrun sends SIGKILL to the other workers.
     """
 
     def __init__(self, words: bytes, patience: float) -> None:
@@ -81,10 +80,10 @@ class Judge:
         self.patience = patience - 1.0
 
     def judge(self, code: int, streams: list[Stream], record: Report) -> Report:
-        """Return the report on a torchrun that has failed, from its exit code and its record.
+        """Return the report on a failed torchrun, from its exit code and its record.
 
-        Of several failures, the likeliest cause counts, then the one that was seen first, then the
-        order in which torchrun has found them.
+        Of several failures, the likeliest cause counts, then the first in time, then the first in
+        torchrun's record.
         """
         failures = record.get("failures", [])
         if not failures:
@@ -106,7 +105,7 @@ class Judge:
             }
             found.append((CAUSES.index(cause), end_of(stream), report, stream))
         _, _, report, stream = min(found, key=lambda entry: entry[:2])
-        # torchrun has found no failure of a rank that is not among these.
+        # torchrun has found no failure of the other ranks.
         ended = [rank for rank in streams if rank.worker and rank.ended and rank not in failed]
         early = [rank for rank in ended if end_of(rank) < end_of(first)]
         if report["cause"] == "Follower" and early:
@@ -114,7 +113,7 @@ class Judge:
         return with_lines(report, stream)
 
     def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
-        """Return the report on a torchrun that has failed itself, or on another program."""
+        """Return the report on a failure of torchrun itself, or of another program."""
         begun = [stream for stream in streams if stream.worker]
         failed = [stream for stream in begun if stream.exit_code]
         error = record.get("error", "")
@@ -133,10 +132,10 @@ class Judge:
         )
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
-        """Return what a rank said at its end, and its exit code.
+        """Return the last words of a rank, with its exit code.
 
-        A rank that torchrun has stopped after the end of the first one says nothing, unless it was
-        about to end by an exception of its own.
+        There are none if torchrun stopped the rank after the end of the first one, unless the rank
+        was about to end by an exception of its own.
         """
         exit_code, note = failure["exitCode"], failure.get("note", {})
         is_late = end_of(stream) - end_of(first) > self.patience
@@ -151,7 +150,7 @@ class Judge:
         return self.words_at_end(stream, exit_code)
 
     def words_at_end(self, stream: Stream, exit_code: int) -> LastWords:
-        """Return the last words of a process, as far as it has ended by them."""
+        """Return the last words of a process, if they can explain its end."""
         text, error = stream.text(), stream.exception
         is_late = end_of(stream) - error.time > EXIT_SECONDS
         if exit_code == EXCEPTION_CODE and error.counts and error.text and not is_late:
@@ -171,7 +170,7 @@ class Judge:
         return LastWords(exit_code, last_line(text), text if exit_code == EXCEPTION_CODE else "")
 
     def cause(self, last_words: LastWords) -> str:
-        """Return the cause that the last words of a process show, one of CAUSES."""
+        """Return the cause according to the last words of a process, one of CAUSES."""
         if last_words.is_stopped or self.says("follower", last_words.words):
             return "Follower"
         is_ambiguous = last_words.exit_code in (EXCEPTION_CODE, ABORTED)
@@ -180,10 +179,10 @@ class Judge:
         return "Failure"
 
     def hang(self, age: float | None, ranks: list[Stream]) -> Report:
-        """Return the report on a gang that hangs, with the stacks of its ranks.
+        """Return the report on a hanging gang, with the stacks of its ranks.
 
         `age` is that of the last heartbeat in seconds, or None before the first. The report names
-        the rank that is furthest behind, if a rank has written which one that is.
+        the rank furthest behind, if the output of a rank tells it.
         """
         lines = []
         behind = []
@@ -201,7 +200,7 @@ class Judge:
         return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
     def last_match(self, kind: str, text: str) -> re.Match[str] | None:
-        """Return the last match of the first pattern that matches."""
+        """Return the last match of the first pattern with a match."""
         for pattern in self.words.get(kind, []):
             for found in reversed(list(pattern.finditer(text))):
                 return found
@@ -212,7 +211,7 @@ class Judge:
 
 
 def read_record(folder: Path) -> Report:
-    """Return what torchrun has written of its failed workers, with the notes of the workers."""
+    """Return torchrun's record of its failed workers, with the notes of the workers."""
     record = read_json(read_file(folder / RECORD))
     for failure in record.get("failures", []):
         failure["note"] = read_json(read_file(folder / NOTE.format(index=failure["localRank"])))
@@ -224,7 +223,7 @@ def end_of(stream: Stream) -> float:
 
 
 def ended_early(stream: Stream, report: Report) -> str:
-    """Return the sentence on a peer that has ended too early, as if all had been done."""
+    """Return the sentence on a peer that ended too early, as if all work had been done."""
     rank, other = stream.worker.get("rank"), report["rank"]
     return (
         f"rank {rank} ended with exit code 0 while rank {other} was still training: do all ranks "
@@ -235,7 +234,7 @@ def ended_early(stream: Stream, report: Report) -> str:
 def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
     """Return True if a rank was about to end by its own exception when the first one ended."""
     error = stream.exception
-    # A rank that has handled SIGTERM may have written because of it.
+    # A rank with a handler of SIGTERM may have written because of it.
     handled = exit_code != -signal.SIGTERM
     is_earlier = error.time < first.open_at or (not handled and error.time <= end_of(first))
     is_last = error.counts and error.following <= EXCEPTION_LINES
@@ -243,7 +242,7 @@ def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that has text."""
+    """Return the last line with text."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =-\t")]
     return lines[-1] if lines else ""
 
@@ -255,16 +254,16 @@ def with_lines(report: Report, stream: Stream) -> Report:
 
 
 def signal_name(exit_code: int) -> str:
-    """Return the name of the signal that ended a process, or an empty string."""
+    """Return the name of the signal in an exit code, or an empty string."""
     with suppress(ValueError):
         return signal.Signals(-exit_code).name
     return ""
 
 
 def stack_in(text: str) -> list[str]:
-    """Return the frames of the thread that was interrupted, the innermost first.
+    """Return the frames of the interrupted thread, the innermost first.
 
-    Those of the agent, from which a fork runs the program, are left out.
+    The frames of the agent are left out. In a fork, they are below those of the program.
     """
     stacks = STACK.findall(text)
     current = [frames for kind, frames in stacks if kind != "Thread"]
@@ -274,7 +273,7 @@ def stack_in(text: str) -> list[str]:
 
 
 def choose(frames: list[str], number: int) -> list[str]:
-    """Return so many frames: the innermost ones, and the innermost one that is not torch's."""
+    """Return so many frames: the innermost ones, and the innermost one outside of torch."""
     own = [frame for frame in frames if "/torch/" not in frame]
     if not own or own[0] in frames[:number]:
         return frames[:number]
@@ -282,7 +281,7 @@ def choose(frames: list[str], number: int) -> list[str]:
 
 
 def on_success(result: bytes) -> Report:
-    """Return the report on an attempt that succeeded, with the result that a rank has written."""
+    """Return the report on a successful attempt, with the result written by a rank."""
     found = read_json(result)
     size = len(json.dumps(found))
     if size > RESULT:

@@ -1,4 +1,4 @@
-"""The setup of a job: a shell text that a pod runs once, before torch is imported."""
+"""Run the setup of a job: a shell text, run once in a pod before torch is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .place import WORK, keep_setup
 from .processes import start
 from .report import Report, last_line, with_lines
 
-# What pip writes after an error.
+# Comments of pip after an error.
 COMMENT = re.compile(r"^\s*(\[notice\]|note:|hint:).*", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ class Setup:
     """The setup of one pod.
 
     - `is_over`: it has succeeded, or the job has none.
-    - `added`: the paths that it has added to the working directory; None before its end.
+    - `added`: its new paths in the working directory; None before its end.
     """
 
     def __init__(self, options: Options) -> None:
@@ -37,11 +37,11 @@ class Setup:
         self.added: set[str] | None = None
 
     def start(self, environment: Mapping[str, str], output: Output) -> None:
-        """Start a shell, which ends at the first command that fails."""
+        """Start a shell. It ends at the first failed command."""
         log("setup begins")
         self.ends = time.monotonic() + self.options.setup_seconds
         self.sent = paths_below(Path(self.options.work, WORK))
-        # `pip` and `python` are those of the Python that runs the workers.
+        # `pip` and `python` belong to the Python of the workers.
         python = environment.get("PYTHON_EXEC", sys.executable)
         path = os.pathsep.join([os.path.dirname(python), environment.get("PATH", os.defpath)])
         command = ["/bin/sh", "-ec", "--", str(self.options.setup)]

@@ -1,4 +1,4 @@
-"""When an attempt that seems to hang is ended, with the stacks of its ranks."""
+"""Decide when to end an attempt that seems to hang, and to collect the stacks of its ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 from .processes import descendants, stop
 
-# Seconds from the operator's order until the stacks are collected, which ends the ranks. All pods
-# get the order, and not at the same moment: a rank whose peer has ended has no stack to show. So
+# Seconds from the operator's order until the stacks are collected. That ends the ranks. All pods
+# get the order, and not at the same moment: a rank has no stack to show if its peer has ended. So
 # all processes are stopped first, and their connections stay open.
 ORDER_SECONDS = 5.0
 

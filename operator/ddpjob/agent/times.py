@@ -1,4 +1,4 @@
-"""Measure what the time of a pod is spent on."""
+"""Measure the time of a pod for each activity."""
 
 from __future__ import annotations
 

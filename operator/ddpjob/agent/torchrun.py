@@ -12,7 +12,7 @@ from typing import Any
 
 from . import EXCEPTION, FOLDER, RECORD
 
-# How long a node that has finished waits for the others: a year. The operator ends it.
+# How long a finished node waits for the others: a year. The operator ends it.
 EXIT_BARRIER_SECONDS = 365 * 86400.0
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
-        # torch takes half a second to clean up, for which the next attempt would wait.
+        # torch takes half a second to clean up, and the next attempt would wait for it.
         os._exit(code)
 
 
@@ -30,8 +30,8 @@ def run(arguments: list[str]) -> int:
     sys.argv = ["torchrun", *arguments]
     # Its files are not among those of the script. The agent removes them between two attempts.
     tempfile.tempdir = os.environ[FOLDER]
-    # Searches for garbage would take a third of the time of the import. Later ones leave out what
-    # is frozen.
+    # Searches for garbage would take a third of the time of the import. Later searches leave out
+    # frozen objects.
     gc.disable()
     from torch.distributed import run as torchrun
     from torch.distributed.launcher import api
@@ -55,12 +55,12 @@ def run(arguments: list[str]) -> int:
 
 
 def with_time_limits(base: Any) -> Any:
-    """Return torch's agent of a node, with time limits that no flag of torchrun sets.
+    """Return torch's agent of a node, with time limits beyond the flags of torchrun.
 
-    - A node that has finished waits for the others as long as they take. By default, it waits 300 s
-      and ends, and the rendezvous that it hosts with it.
-    - Workers have TORCH_ELASTIC_SHUTDOWN_TIMEOUT to end also after the failure of another one. Some
-      calls leave that out.
+    - A finished node waits for the others as long as they take. By default, it waits 300 s and
+      ends. If it hosts the rendezvous, that ends too.
+    - Workers have TORCH_ELASTIC_SHUTDOWN_TIMEOUT to end, also after the failure of another one.
+      Some of torch's calls leave it out.
     """
 
     class NodeAgent(base):  # type: ignore[misc]
@@ -78,7 +78,7 @@ def with_time_limits(base: Any) -> Any:
 
 
 def write_record(error: BaseException) -> None:
-    """Write the workers that a ChildFailedError names, or what else is wrong."""
+    """Write the failed workers named by a ChildFailedError, or the text of another error."""
     failures = []
     for rank, failure in getattr(error, "failures", {}).items():
         entry = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode}
@@ -86,7 +86,7 @@ def write_record(error: BaseException) -> None:
         has_message = os.path.isfile(failure.error_file)
         exception = str(failure.message)[:EXCEPTION] if has_message else ""
         failures.append({**entry, "exception": exception})
-    # Before it ends by SystemExit, it has written its own sentence.
+    # Before a SystemExit, torchrun has written its own sentence.
     is_exit = isinstance(error, SystemExit)
     text = "" if is_exit else f"{type(error).__name__}: {error}"
     record = {"error": text, "failures": failures}

@@ -1,4 +1,4 @@
-"""Log what a program does too late, because the zygote imported torch before it began.
+"""Log the actions of a program that come too late, after the zygote's import of torch.
 
 An audit hook of Python sees it: nothing of the program is replaced. Each thing is logged once.
 """
@@ -13,16 +13,16 @@ from importlib.machinery import PathFinder
 from types import FunctionType, ModuleType
 from typing import Any, Callable
 
-# Variables that torch, OpenMP and the libraries of linear algebra read when they are imported, and
-# those of torch that are read later.
+# Variables read by torch, OpenMP and the libraries of linear algebra at their import, and variables
+# of torch that are read later.
 EARLY = re.compile(r"(PY)?TORCH|(OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY)_")
 LATE = re.compile(r"TORCH(ELASTIC_|_NCCL_|_HOME$|_EXTENSIONS_DIR$|_CUDA_ARCH_LIST$)|.*_CACHE_DIR$")
 ALLOCATOR = re.compile(r"PYTORCH_.*ALLOC_CONF$")
 
-# Variables of the compiler. A program imports that after torch.
+# Variables of the compiler. A program imports the compiler after torch.
 COMPILER = re.compile(r"TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_LOGS")
 
-# What installs packages.
+# Commands that install packages.
 INSTALLER = re.compile(
     r"(^|[\s/])(pip|pip3|pip3\.\d+|uv|conda|mamba|micromamba|poetry)\s.*\b(install|add|sync|update)\b"
 )
@@ -59,7 +59,7 @@ def is_installer(words: Any) -> bool:
 
 
 class Watch:
-    """What is to be logged of this process. `process` is its number: its own forks log nothing."""
+    """Logs the late actions of this process. `process` is its number: its own forks log nothing."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -84,7 +84,7 @@ class Watch:
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             handler = handlers.get(event)
             if handler:
-                # What goes wrong here must not end the program.
+                # An error here must not end the program.
                 with suppress(Exception):
                     handler(*arguments)
 
@@ -97,7 +97,7 @@ class Watch:
             os.write(2, line.encode(errors="replace"))
 
     def variable(self, key: str | bytes, value: object = None) -> None:
-        """Look at a variable that the program sets or removes."""
+        """Look at a variable set or removed by the program."""
         name = os.fsdecode(key)
         if not EARLY.match(name) or LATE.match(name) or ALLOCATOR.match(name):
             return
@@ -108,7 +108,7 @@ class Watch:
     def has_torch(self) -> bool:
         """Return True if a module of the program has imported torch, or something of it."""
         names = {"__main__", *(set(sys.modules) - self.before)}
-        # What is in place of a module may have no variables.
+        # An object in place of a module may have no variables.
         variables = [getattr(sys.modules[name], "__dict__", {}) for name in names]
         return any(is_of_torch(value) for found in variables for value in list(found.values()))
 

@@ -1,7 +1,7 @@
 """Run the program of a worker in a fork of the zygote, as a new Python would run it.
 
-Where that is not certain, the fork becomes a new Python (`why_not`). The differences that remain
-are in docs/users/fast-start.md.
+If this is not certain, the fork becomes a new Python (`why_not`). The remaining differences are in
+docs/users/fast-start.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .exceptions import first_line
 from .launch import become_rank
 from .watch import Watch, hidden_modules, is_installer, packages
 
-# Variables that differ between workers and the zygote, and that neither Python nor torch reads when
-# it starts: those of torchrun for each worker, of the agent, and of a shell.
+# Harmless variables: they differ between workers and the zygote, but neither Python nor torch reads
+# them at its start. They are those of torchrun for each worker, of the agent, and of a shell.
 OWN_VARIABLES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -32,16 +32,16 @@ OWN_VARIABLES = {
 }
 OWN_PREFIXES = ("TORCHELASTIC_", "DDP_")
 
-# What only reads variables, and what has to come before the import of torch.
+# Methods that only read variables, and names of what has to come before the import of torch.
 READS = ("get", "copy", "items", "keys", "values")
 EARLY = {"putenv", "unsetenv", "load_dotenv", "sched_setaffinity", "patch_all"}
 
-# What starts another program.
+# Functions that start another program.
 STARTS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen", "getoutput")
 
 
 class Surroundings(NamedTuple):
-    """What Python and torch read when they start."""
+    """The inputs of Python and torch at their start."""
 
     env: dict[str, str]
     cwd: str
@@ -112,13 +112,13 @@ def is_own(name: str) -> bool:
 
 
 def folder_of(arguments: list[str]) -> str:
-    """Return the folder that Python searches first."""
+    """Return the first folder of Python's search path."""
     is_module = arguments[1] == "-m"
     return os.getcwd() if is_module else os.path.dirname(os.path.realpath(arguments[1]))
 
 
 def sources(arguments: list[str]) -> list[str]:
-    """Return the files that Python runs: a script, or a module after its packages."""
+    """Return the files run by Python: a script, or a module after its packages."""
     if arguments[1] != "-m":
         return [arguments[1]]
     files = []
@@ -138,10 +138,11 @@ def sources(arguments: list[str]) -> list[str]:
 
 
 def comes_too_late(files: list[str]) -> str:
-    """Return what a program may do that must be done before the import of torch, if anything.
+    """Return a part of a program that may belong before the import of torch, or an empty string.
 
-    To read variables is harmless, as in `os.environ["RANK"]`. Those of the compiler are read when
-    torch._dynamo is imported, which a program may do late. So is what that imports.
+    Reading variables is harmless, as in `os.environ["RANK"]`. After the program's own import of
+    torch, only the variables of the compiler matter. They are read at the import of torch._dynamo
+    or of its dependencies, and a program may import these late.
     """
     has_torch = False
     for path in files:
@@ -188,7 +189,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def is_read(node: ast.AST) -> bool:
-    """Return True for `environ[...]` that is not assigned to, `environ.get` and `in environ`."""
+    """Return True for `environ[...]` unless it is assigned to, `environ.get` and `in environ`."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.ctx, ast.Load) and name_of(node.value) == "environ"
     if isinstance(node, ast.Compare):
@@ -213,7 +214,7 @@ def reseed() -> None:
 def run_program(arguments: list[str], before: Callable[[], None] = lambda: None) -> None:
     """Run a script or a module as `__main__`, as Python does (`Modules/main.c`).
 
-    `before` is called just before, when the search path is that of the program.
+    `before` is called just before, with the search path of the program.
     """
     main_module = ModuleType("__main__")
     main_module.__dict__["__builtins__"] = builtins
@@ -249,12 +250,12 @@ def write_note(path: str, error: BaseException) -> None:
 
 
 def print_exception(error: BaseException) -> None:
-    """Print an exception that ends the worker, without the frames of this file."""
+    """Print the exception that ends the worker, without the frames of this file."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
-    # As Python does (`Python/pythonrun.c`), so that a function of atexit sees a crash.
+    # As Python does (`Python/pythonrun.c`). A function of atexit then sees a crash.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = error  # novm

@@ -1,7 +1,7 @@
 """Import torch once, and fork torchrun and the workers of each attempt.
 
-A stand-in (`launch`) connects for each process, sends what to start, and gets two numbers: that of
-the process, and its exit code.
+For each process, a stand-in (`launch`) connects and sends a request. It gets two numbers: that of
+the process, and later its exit code.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from . import STAND_IN, torchrun, worker
 
-# A request that is incomplete after so many seconds is dropped.
+# A request is dropped if it is incomplete after so many seconds.
 REQUEST_SECONDS = 10.0
 
-# Seconds in which a thread that has been joined disappears from /proc.
+# Seconds until a joined thread disappears from /proc, at most.
 THREAD_SECONDS = 0.1
 
 # Seconds between two looks at the agent: it may have been killed.
@@ -122,7 +122,7 @@ class Zygote:
         return None
 
     def kill(self, child: Child) -> None:
-        """Kill a process whose stand-in has ended: that never sends anything more."""
+        """Kill a process whose stand-in has ended: a stand-in sends nothing after its request."""
         if child in self.children:
             self.selector.unregister(child.connection)
             for kill in (os.kill, os.killpg):
@@ -131,7 +131,7 @@ class Zygote:
                     kill(child.process, signal.SIGKILL)
 
     def collect(self) -> None:
-        """Collect the processes that have ended, and tell their stand-ins."""
+        """Collect the ended processes, and tell their stand-ins."""
         with suppress(BlockingIOError):
             self.woken.recv(4096)
         for child in list(self.children):
@@ -144,7 +144,7 @@ class Zygote:
                 child.connection.close()
 
     def close_in_fork(self, connection: socket.socket) -> None:
-        """Close what a forked process must not keep."""
+        """Close the zygote's descriptors in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -154,15 +154,16 @@ class Zygote:
 
 
 def can_serve(request: dict[str, Any]) -> bool:
-    """Return True if a fork has what a stand-in has inherited, such as the cores that it may use.
+    """Return True if a fork can replace a new process of the stand-in.
 
-    A fork would lack the threads that a plug-in has started, and wait for ever for those of OpenMP.
+    It needs the cores of the stand-in. If the zygote has several threads, a fork lacks the threads
+    of a plug-in, and waits for ever for those of OpenMP.
     """
     return request["affinity"] == sorted(os.sched_getaffinity(0)) and has_one_thread()
 
 
 def has_one_thread() -> bool:
-    """Return True if no thread of Python or of a library would be missing in a fork.
+    """Return True if a fork would lack none of the threads of Python and of libraries.
 
     OpenBLAS ends its own before a fork, and starts them again when it needs them.
     """

@@ -1,4 +1,4 @@
-"""Unpack the archive that `tar` sends from a pod.
+"""Unpack an archive sent by `tar` from a pod.
 
 A pod may run anything, so the archive may be hostile. Three rules keep it in its folder:
 
@@ -7,9 +7,9 @@ A pod may run anything, so the archive may be hostile. Three rules keep it in it
   is written through a link.
 - A link leads to a place in the folder, whatever other links it leads through.
 
-The filters of `tarfile` do not suffice. Those of Python 3.11.4 to 3.11.12 can be passed by long
-chains of links (CVE-2025-4517), older releases have none, and they make relative names of absolute
-ones in silence.
+The filters of `tarfile` do not suffice. Long chains of links pass the filters of Python 3.11.4 to
+3.11.12 (CVE-2025-4517), and older releases have no filters. The filters also turn absolute names
+into relative ones without an error.
 """
 
 import io
@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-# Bytes that are read at once.
+# Bytes read at once.
 CHUNK = 2**20
 
-# A whole archive ends with so many zeros.
+# A complete archive ends with these zeros.
 END = bytes(1024)
 
 # The longest header of a member in bytes. tarfile keeps it in memory.
@@ -34,11 +34,11 @@ Parts = tuple[str, ...]
 
 
 class ArchiveError(Exception):
-    """An archive that is refused, or is not a whole one. The message says what is wrong."""
+    """An archive is refused or incomplete. The message says what is wrong."""
 
 
 class LinkOutside(ArchiveError):
-    """A link leads out of the folder. tar can send what it leads to instead."""
+    """A link leads out of the folder. tar can send the target of the link instead."""
 
 
 class Ended(ArchiveError):
@@ -46,7 +46,7 @@ class Ended(ArchiveError):
 
 
 class Stream(io.BufferedIOBase):
-    """A stream that keeps its last bytes, and limits how much is read for one header."""
+    """A stream with a record of its last bytes, and with a limit for the size of a header."""
 
     def __init__(self, stream: io.BufferedReader | io.BytesIO) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Stream(io.BufferedIOBase):
         self.waiting = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        # What has come is looked at, also if no more comes.
+        # Return available bytes at once. The sender may send no more.
         data = self._stream.read1(-1 if size is None else size)
         self._last = (self._last + data)[-len(END) :]
         self.waiting += len(data)
@@ -77,10 +77,10 @@ def _ignore(*_: object) -> None:
 
 @dataclass
 class Unpacker:
-    """Writes an archive to `place`, which must not exist: a folder, or one file.
+    """Writes an archive to `place`, as a folder or as one file. `place` must not exist.
 
     `begin` is called with the name and the size of each file, and `advance` with the size of each
-    piece of it that is written.
+    written piece of it.
     """
 
     place: Path
@@ -107,7 +107,7 @@ class Unpacker:
                     self._write_folder(archive, first, stream)
                 else:
                     self._write_only_file(archive, first, stream)
-        # What tarfile raises for headers that are no headers.
+        # tarfile raises these for invalid headers.
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise Ended(f"the archive cannot be read: {error}") from error
         stream.require_end()
@@ -193,7 +193,7 @@ class Unpacker:
 def stays_inside(parts: Parts, target: str) -> bool:
     """Return True if a link leads to a place in the folder, whatever other links are there.
 
-    A `..` after a name is refused: the name may be that of a link, whose parent is elsewhere.
+    A `..` after a name is refused: the name may be a link, and then `..` is outside of the folder.
     """
     path = PurePosixPath(target)
     names = path.parts

@@ -4,7 +4,7 @@ from ddpjob.jobs.user_job import DDPJob
 
 
 def beginning(job: DDPJob) -> str:
-    """Return where a job begins that runs again."""
+    """Return the starting point of a job's next run."""
     return "its last checkpoint" if job.checkpoint else "the beginning: it has no spec.checkpoint"
 
 

@@ -1,4 +1,4 @@
-"""Names of jobs and namespaces for the completion of a shell. Without a cluster there are none."""
+"""Find names of jobs and namespaces for shell completion. Without a cluster there are none."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,12 +9,12 @@ from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import NAMESPACES
 from ddpjob.kube.watch import list_objects
 
-# Seconds that a person waits for a completion.
+# Seconds before a completion gives up: a person is waiting.
 LONGEST_WAIT = 2.0
 
 
 def jobs(connection: Connection, incomplete: str) -> list[str]:
-    """Return the jobs of the namespace that begin so."""
+    """Return the names of the namespace's jobs with this prefix."""
 
     async def names(client: AsyncClient) -> list[str]:
         return [job.name for job in await client.list()]
@@ -23,7 +23,7 @@ def jobs(connection: Connection, incomplete: str) -> list[str]:
 
 
 def namespaces(connection: Connection, incomplete: str) -> list[str]:
-    """Return the namespaces that begin so."""
+    """Return the names of the namespaces with this prefix."""
 
     async def names(client: AsyncClient) -> list[str]:
         found, _ = await list_objects(client.api, NAMESPACES, None, {})

@@ -1,6 +1,6 @@
-"""The cluster and the namespace that the options of a command choose.
+"""The cluster and the namespace chosen by the options of a command.
 
-The client is imported late, so that `--help` is quick.
+The client is imported late to keep `--help` quick.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Connection:
-    """The cluster and the namespace that a user chose. None is what the kubeconfig says."""
+    """The user's cluster and namespace. None means the kubeconfig's choice."""
 
     namespace: str | None = None
     context: str | None = None
@@ -39,7 +39,7 @@ class Connection:
         raise typer.Exit(run_with_client(self.connect, work))
 
     def ask(self, question: "Callable[[AsyncClient], Awaitable[T]]") -> T:
-        """Return what a client of the cluster finds out. Ends the program if that fails."""
+        """Return the answer of a client of the cluster. A failure ends the program."""
         from ddpjob.cli.session import run_with_client
 
         answers: list[T] = []

@@ -1,4 +1,4 @@
-"""A sentence for a command whose packages are not installed."""
+"""Explain missing packages of a command."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

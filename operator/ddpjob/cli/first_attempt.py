@@ -20,7 +20,7 @@ UID = "00000000-0000-0000-0000-000000000000"
 
 
 def problem_of(document: Document) -> str:
-    """Return why a job cannot be created, or why the operator could create no pod of it, or ""."""
+    """Return why a job or its pods cannot be created, or an empty string without a problem."""
     try:
         for _ in objects_of(document, 0, Settings()):
             pass
@@ -32,7 +32,7 @@ def problem_of(document: Document) -> str:
 def objects_of(
     document: Document, node: int | None, settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the operator creates for the first attempt. Raises SpecError."""
+    """Yield the objects of the operator for the first attempt. Raises SpecError."""
     DDPJob.from_manifest(document).check()
     # A suspended job has no pods before it is resumed.
     resumed = {**document, "spec": {**document["spec"], "suspend": False}}

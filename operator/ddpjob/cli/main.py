@@ -1,4 +1,4 @@
-"""The program `ddpjob`: the table of its commands, each of which is a module of `commands`."""
+"""The program `ddpjob`: the table of its commands. Each command is a module of `commands`."""
 
 from importlib import import_module
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ COMMANDS = {
         "logs": "Print the output of a job's nodes.",
         "exec": "Run a command in the pod of a rank.",
         "cp": "Copy files out of the pod of a rank.",
-        "plot": "Draw the curves of jobs in the terminal.",
+        "plot": "Draw the curves of jobs as a picture.",
         "ui": "Show jobs in a browser.",
         "wait": "Wait for the end of a job.",
         "suspend": "Stop a job and keep it.",
@@ -46,7 +46,7 @@ COMMANDS = {
 }
 
 
-# The options for a cluster, each with a value, which may also stand before the command, as with
+# The options for a cluster. Each takes a value, and may also stand before the command, as with
 # kubectl. `options.py` declares them, and is not imported for `--help`.
 LONG_OPTIONS = ("--namespace", "--context", "--kubeconfig")
 SHORT_OPTION = "-n"
@@ -72,7 +72,7 @@ def with_options_after_command(words: list[str]) -> list[str]:
 
 
 def _words_of_option(word: str) -> int:
-    """Return how many words an option for a cluster takes, or 0 for another word."""
+    """Return the number of words of an option for a cluster, or 0 for another word."""
     if word in (*LONG_OPTIONS, SHORT_OPTION):
         return 2
     has_value = word.startswith((*(f"{name}=" for name in LONG_OPTIONS), SHORT_OPTION))
@@ -80,7 +80,7 @@ def _words_of_option(word: str) -> int:
 
 
 class Commands(TyperGroup):
-    """Imports the module of a command when the command is used, so that `--help` is quick."""
+    """Imports the module of a command only when the command is used, to keep `--help` quick."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_options_after_command(args))

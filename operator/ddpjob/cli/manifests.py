@@ -1,4 +1,4 @@
-"""The documents of manifests and scripts that a user names, and files that keep manifests."""
+"""Read the documents of a user's manifests and scripts, and keep manifests in files."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,16 +48,16 @@ def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
         job = own.job()
     except SpecError as error:
         raise typer.BadParameter(str(error)) from error
-    # The rest of the advice is that on the spec, which is printed for any manifest.
+    # The rest of the advice is about the spec. It is printed for any manifest.
     for text in job.notes:
         note(text)
     return _changed(job.documents, settings)
 
 
 def in_queue(documents: Sequence[Document], queue: str, priority: str) -> list[Document]:
-    """Return documents whose jobs wait in a queue, with a priority. Raises BadParameter.
+    """Return the documents with a queue and a priority for the jobs. Raises BadParameter.
 
-    An empty text leaves what a job says itself.
+    An empty text keeps the job's own value.
     """
     labels = {LABEL_QUEUE: queue, LABEL_PRIORITY: priority}
     chosen = {label: value for label, value in labels.items() if value}

@@ -1,4 +1,4 @@
-"""The options that several commands have."""
+"""The options shared by several commands."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 
 
 def chosen(context: typer.Context) -> Connection:
-    """Return the connection that the options before the cursor choose."""
+    """Return the connection chosen by the options before the cursor."""
     found = context.params
     return Connection(found.get("namespace"), found.get("context"), found.get("kubeconfig"))
 

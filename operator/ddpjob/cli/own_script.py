@@ -1,4 +1,4 @@
-"""A manifest for a user's own script, which travels in a ConfigMap."""
+"""Make a manifest for a user's own script. The script is sent in a ConfigMap."""
 
 import os
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Container:
     def resources(self, devices: Dict) -> dict[str, Any]:
         """Return requests and limits, with the limits of devices."""
         requests = {"cpu": self.cpu, "memory": self.memory}
-        # A limit of the CPU would slow a training down that could use a core of its node.
+        # A CPU limit would slow down a training even with idle cores on its node.
         limits = {**devices, "memory": self.memory}
         both = {"requests": _given(requests), "limits": _given(limits)}
         return {kind: quantities for kind, quantities in both.items() if quantities}
@@ -74,7 +74,7 @@ def _given(quantities: Dict) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OwnScript:
-    """A script, the folder that travels with it, its arguments, and the job that runs it.
+    """A script with its folder and arguments, and the fields of its job.
 
     `nodes` is None until `resolved` has chosen the default.
     """
@@ -93,7 +93,7 @@ class OwnScript:
     container: Container = Container()
 
     def with_options(self, options: OwnOptions) -> Self:
-        """Return the script with what only a script's options can choose."""
+        """Return the script with the values of the options for scripts."""
         return replace(
             self,
             image=options.image,
@@ -129,7 +129,7 @@ class OwnScript:
         )
 
     def local_document(self) -> dict[str, Any]:
-        """Return the DDPJob for a run on this machine, in which the script runs where it is.
+        """Return the DDPJob for a run of the script on this machine, without a copy of its files.
 
         Raises SpecError.
         """
@@ -141,7 +141,7 @@ class OwnScript:
             path = Path(os.path.relpath(path, self.folder))
             if path.is_absolute() or ".." in path.parts:
                 raise SpecError(f"{self.script}: is not in the folder {self.folder}")
-        # No image is used.
+        # A local run uses no image, but the field is required.
         image = self.image or profiles.catalog()[self.accelerator].trainer_image
         spec = {**self._spec(image), "args": [str(path), *self.args]}
         return DDPJob(require_job_name(self.name or job_name(self.script)), spec).manifest()

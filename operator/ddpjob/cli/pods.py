@@ -1,7 +1,7 @@
-"""The pod in which a rank runs, and kubectl, which reaches into it.
+"""Find the pod of a rank, and reach into it with kubectl.
 
-kubectl streams a command's input and output by protocols that the client of this program does not
-have.
+kubectl streams the input and output of a command. The client of this program does not have the
+protocols for it.
 """
 
 import shutil
@@ -30,22 +30,22 @@ NO_KUBECTL = (
     "https://kubernetes.io/docs/tasks/tools/ has it for each system"
 )
 
-# The page on the checkpoints of a job whose pods have ended, below docs/.
+# The page on the checkpoints of a finished job, below docs/.
 PAGE = "users/storage.md#copy-checkpoints"
 
-# A shell of the image changes the folder: kubectl exec has no option for it.
+# A shell of the image changes the folder, because kubectl exec has no option for it.
 IN_FOLDER = 'cd "$0" && exec "$@"'
 
 
 @dataclass(frozen=True)
 class RunningPod:
-    """A pod whose trainer runs, and its job."""
+    """A pod with a running trainer, and its job."""
 
     job: DDPJob
     name: str
 
     def command(self, connection: Connection, words: Sequence[str], *options: str) -> list[str]:
-        """Return the call of kubectl that runs a command in the trainer, where the job runs."""
+        """Return the call of kubectl for a command in the trainer, in the job's working folder."""
         if self.job.code:
             # The agent unpacks the code there, and starts torchrun there.
             words = ["/bin/sh", "-c", IN_FOLDER, names.WORK_FOLDER, *words]
@@ -82,7 +82,7 @@ async def find_pod(
 
 
 def _preference(pod: Pod) -> tuple[bool, int, int]:
-    """Return what to prefer while a pod of an earlier attempt still ends."""
+    """Return a key for the choice of a pod: one of an earlier attempt may still be ending."""
     return pod.deletion_deadline is None, pod.attempt, pod.born
 
 
@@ -104,19 +104,19 @@ def _why_none_runs(job: DDPJob, node: int) -> str:
 
 
 def node_count(job: DDPJob) -> int:
-    """Return the number of nodes that a job has, or had before it was made smaller."""
+    """Return the number of nodes of a job. A job just scaled down still has its previous size."""
     return max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
 
 
 def require_node(job: DDPJob, node: int) -> None:
-    """Raise BadParameter for a node that a job does not have."""
+    """Raise BadParameter for a node outside the job's size."""
     nodes = node_count(job)
     if node >= nodes:
         raise typer.BadParameter(_has(job, nodes, "node"), param_hint="--node")
 
 
 def require_rank(job: DDPJob, rank: int) -> None:
-    """Raise BadParameter for a rank that a job does not have."""
+    """Raise BadParameter for a rank outside the job's size."""
     ranks = node_count(job) * job.processes_per_node
     if rank >= ranks:
         raise typer.BadParameter(_has(job, ranks, "rank"), param_hint="--rank")

@@ -1,4 +1,4 @@
-"""The options of commands that make a manifest. Their help names the accelerators."""
+"""The options of commands for a new manifest. Their help names the accelerators."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,7 @@ Gpus = Annotated[
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """The options that have an effect only with --script. None is an option that is not given."""
+    """The options with an effect only together with --script. None means not given."""
 
     code: Path | None = None
     image: str | None = None
@@ -130,7 +130,7 @@ class OwnOptions:
     setup: str | None = None
 
     def refuse(self, accelerator: str = profiles.DEFAULT, **others: object) -> None:
-        """Raise BadParameter for an option that is given without --script, also of `others`."""
+        """Raise BadParameter for an option given without --script, also of `others`."""
         chosen = None if accelerator == profiles.DEFAULT else accelerator
         for option, value in {**vars(self), **others, "accelerator": chosen}.items():
             if value is not None:

@@ -35,7 +35,7 @@ def run_with_client(
 
 def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
     """Run a command, and return its exit code."""
-    # Imported late, so that `--help` is quick.
+    # Imported late to keep `--help` quick.
     import asyncio
 
     try:
@@ -50,7 +50,7 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
 
 
 def end_with_the_pipe() -> NoReturn:
-    """End the command, since the program that has read its output has ended."""
+    """End the command, since the reader of its output has ended."""
     # Otherwise Python reports an error when it flushes its output at the end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(PIPE_CLOSED)

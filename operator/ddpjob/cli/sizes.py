@@ -1,4 +1,4 @@
-"""The number of nodes and GPUs that a new manifest has."""
+"""Choose the number of nodes and GPUs for a new manifest."""
 
 import typer
 
@@ -9,7 +9,7 @@ from ddpjob.core.api.readers import SpecError, either
 
 def resolve_nodes(accelerator: str, nodes: int | None) -> int:
     """Return the number of nodes, or the default. Raises BadParameter."""
-    # A job of several nodes is the purpose of DDP, so two is the default.
+    # The default is two nodes, because jobs of several nodes are the purpose of DDP.
     if nodes is None:
         return 1 if profiles.catalog()[accelerator].one_node else 2
     if nodes > MAX_NODES:

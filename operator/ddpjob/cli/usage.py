@@ -1,25 +1,25 @@
-"""How the help and the errors of a command look."""
+"""Format the help and the errors of a command."""
 
 from typing import Any
 
 from typer.core import TyperCommand
 
-# From here on a known option is close to a misspelt one.
+# The least similarity of a known option to a misspelt one, for a suggestion.
 CLOSE = 0.75
 
 
-# Options that a script may well have too.
+# Options with names also common in scripts.
 OF_SCRIPTS = ("--name", "--env", "--code", "--memory", "--cpu", "--gpus", "--setup")
 
 
 def _own_options(params: Any) -> set[str]:
-    """Return the options of a command that are hardly those of a script."""
+    """Return the options of a command, without names also common in scripts."""
     options = {option for param in params for option in param.opts if option.startswith("-")}
     return options.difference(OF_SCRIPTS, ("--help",))
 
 
 def without_types(params: Any) -> Any:
-    """Return the options of a command, of which a flag takes no value and shows no type."""
+    """Return the options of a command. A flag takes no value, so its type is not shown."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -27,7 +27,7 @@ def without_types(params: Any) -> Any:
 
 
 class Command(TyperCommand):
-    """A command whose usage has its arguments as they are typed: `JOB`, or `[FILE…]`."""
+    """A command with the arguments as typed in its usage: `JOB`, or `[FILE…]`."""
 
     def get_params(self, ctx: Any) -> Any:
         return without_types(super().get_params(ctx))
@@ -57,8 +57,8 @@ class Command(TyperCommand):
         return rest
 
     def _note_options_of_the_script(self, words: list[str]) -> None:
-        """Note the options of this command that follow `--`, and so are the script's."""
-        # Imported late, so that `--help` is quick.
+        """Note the options of this command after `--`. They are passed to the script."""
+        # Imported late to keep `--help` quick.
         from ddpjob.cli.session import note
 
         for option in _own_options(self.params).intersection(words):
@@ -69,8 +69,8 @@ class Command(TyperCommand):
         return any(param.name == "script" for param in self.params)
 
     def _explain(self, error: Any) -> None:
-        """Say where an argument of a script belongs, and suggest only options that are close."""
-        # Imported late, so that `--help` is quick.
+        """Explain the place of a script's arguments, and suggest only similar options."""
+        # Imported late to keep `--help` quick.
         from difflib import get_close_matches
 
         option = str(error.option_name)

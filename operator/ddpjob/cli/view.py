@@ -1,4 +1,4 @@
-"""The options of `ddpjob list` and `status`, and jobs that are shown again after each change."""
+"""The options of `ddpjob list` and `status`, and a view of jobs updated after each change."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from ddpjob.jobs.user_job import DDPJob
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
 
-# Forms of output for people, and those for programs.
+# Forms of output for people and for programs.
 TABLES = ("table", "wide")
 DATA = ("json", "yaml", "name")
 
@@ -38,7 +38,7 @@ REFRESH_SECONDS = 5.0
 
 
 def check_form(form: str, watch: bool) -> None:
-    """Raise BadParameter for an unknown form, and for data that would be printed repeatedly."""
+    """Raise BadParameter for an unknown form, and for data together with --watch."""
     require_choice("--output", form, (*TABLES, *DATA))
     if watch and form in DATA:
         raise typer.BadParameter(f"cannot be combined with -o {form}", param_hint="--watch")
@@ -91,7 +91,7 @@ async def watch_jobs(changes: Changes, lines: Lines, *, until_finished: bool) ->
 
 
 async def read_progress(client: "AsyncClient", job: DDPJob, lines: int) -> Progress:
-    """Return how far a job is. Without the right to read logs, nothing is known."""
+    """Return the progress of a job. Without the right to read logs, nothing is known."""
     try:
         return await client.progress(job, tail=lines)
     except ClientError:
@@ -111,7 +111,7 @@ def print_data(found: Any, form: str) -> None:
 
 
 def _as_list(found: Any) -> Any:
-    """Return several objects as kubectl does."""
+    """Return several objects as a List, as kubectl does."""
     if isinstance(found, list):
         return {"apiVersion": "v1", "kind": "List", "items": found}
     return found

@@ -1,4 +1,4 @@
-"""Commands that wait for jobs: how long, and what they print when they leave before the end."""
+"""Wait for jobs: the time limit, and the output of a command stopped before the end."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ TIMED_OUT = 124
 
 
 def place_of(client: "AsyncClient", job: "DDPJob") -> str:
-    """Return the option that a command for this job needs, or an empty string."""
+    """Return the option for the job's namespace in a printed command, or an empty string."""
     return "" if job.namespace == client.namespace else f" -n {job.namespace}"
 
 
@@ -31,7 +31,7 @@ async def wait_for_end(client: "AsyncClient", job: "DDPJob") -> int:
 
 
 class TimeLimit:
-    """The time of --timeout, which begins now. None is for ever."""
+    """The time limit of --timeout. It begins now. None means no limit."""
 
     def __init__(self, seconds: int | None) -> None:
         self._seconds = seconds
@@ -49,11 +49,12 @@ class TimeLimit:
         work: Coroutine[Any, Any, int],
         ended: "Callable[[DDPJob], int]" = report_end,
     ) -> int:
-        """Return the exit code of work that waits for a job, or 124 when the time is over.
+        """Return the exit code of `work`, or 124 when the time is over.
 
-        `ended` gives the exit code if the job has ended in the last moment.
+        `work` waits for the job. `ended` returns the exit code if the job has ended in the last
+        moment.
         """
-        # Imported late, so that `--help` is quick.
+        # Imported late to keep `--help` quick.
         import asyncio
 
         place = place_of(client, job)

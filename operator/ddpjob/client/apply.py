@@ -11,7 +11,7 @@ from ddpjob.kube.api import ApiClient
 from ddpjob.kube.kinds import Kind
 from ddpjob.kube.request import ReadDocument, Request, Verb
 
-# The owner of the fields that a user submits. Fields of other managers are taken over.
+# The owner of the fields submitted by a user. Fields of other managers are taken over.
 FIELD_MANAGER = "ddpjob"
 APPLY = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
 CREATE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
@@ -41,11 +41,11 @@ class Applier:
     async def apply(self, documents: Iterable[Dict], *, dry_run: bool = False) -> list[Applied]:
         """Apply documents, namespaces first and the jobs last.
 
-        All of them are tried in a dry run first, so that a mistake in one changes nothing. Raises
+        All of them are tried in a dry run first, so a mistake in one changes nothing. Raises
         ClientError.
         """
         ordered = sorted(documents, key=_order)
-        # A namespace that a dry run creates does not exist for the next dry run.
+        # A namespace created in a dry run does not exist for the next dry run.
         new = {_name(document) for document in ordered if document["kind"] == "Namespace"}
         to_try = [one for one in ordered if (_namespace(one) or self.namespace) not in new]
         tried = [await self._apply(document, DRY_RUN) for document in to_try]
@@ -134,7 +134,7 @@ def _action(before: Dict | None, after: Dict) -> str:
 
 
 def _content(body: Dict) -> Any:
-    """Return an object without what each write changes."""
+    """Return an object without the fields changed by each write."""
     ignored = ("managedFields", "resourceVersion", "generation")
     metadata = {key: value for key, value in body["metadata"].items() if key not in ignored}
     return {**body, "metadata": metadata}

@@ -32,8 +32,8 @@ class AsyncClient(JobReader):
             job = await client.submit(DDPJob.create("digits", image=…, args=[…]))
             job = await client.wait("digits", timeout=600)
 
-    Every method raises a ClientError, whose message says what is wrong. `namespace` is that of jobs
-    for which none is named.
+    After a failure, every method raises a ClientError. Its message says what is wrong. `namespace`
+    is the default for jobs without one.
     """
 
     @classmethod
@@ -44,13 +44,13 @@ class AsyncClient(JobReader):
         context: str | None = None,
         namespace: str | None = None,
     ) -> Self:
-        """Return a client of a context of a kubeconfig, or of the cluster that this pod is in."""
+        """Return a client for a context of a kubeconfig, or for the cluster of this pod."""
         try:
             settings, default = await user_configuration(kubeconfig, context)
             api = ApiClient(settings)
         except NotConfigured as error:
             raise NotConnected(str(error)) from error
-        # A certificate or key of the kubeconfig that is broken.
+        # A certificate or key of the kubeconfig may be missing or broken.
         except (OSError, ValueError) as error:
             raise NotConnected(f"the kubeconfig cannot be used: {error}") from error
         return cls(api, namespace or default)
@@ -67,7 +67,7 @@ class AsyncClient(JobReader):
     async def submit(
         self, job: DDPJob, *, namespace: str | None = None, dry_run: bool = False
     ) -> DDPJob:
-        """Create a job, or change the fields of it that may change. Raises Rejected."""
+        """Create a job, or change its mutable fields. Raises Rejected."""
         job = replace(job, namespace=job.namespace or namespace or "")
         applied = await self.apply(job.documents, dry_run=dry_run)
         return DDPJob.from_manifest(applied[-1].body)
@@ -77,8 +77,8 @@ class AsyncClient(JobReader):
     ) -> Sequence[Applied]:
         """Apply the documents of a manifest, of any kinds, by server-side apply.
 
-        All are tried first, so that a mistake in one changes nothing. The ConfigMap of a job's code
-        becomes the job's own, and is deleted with it.
+        All are tried in a dry run first, so a mistake in one changes nothing. The job becomes the
+        owner of its code's ConfigMap, so both are deleted together.
         """
         applied = await Applier(self.api, namespace or self.namespace).apply(
             documents, dry_run=dry_run
@@ -88,7 +88,7 @@ class AsyncClient(JobReader):
         return applied
 
     async def own_code(self, bodies: Sequence[Dict]) -> None:
-        """Make jobs the owners of the ConfigMaps of their code, so that they go with them."""
+        """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
         for one in owned_code(bodies):
             await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, one)
 
@@ -103,7 +103,7 @@ class AsyncClient(JobReader):
     async def retry(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Take a Failed job up again, with its counters, its history and its last checkpoint.
 
-        Raises Rejected for a job that has not failed.
+        Raises Rejected for a job in another phase.
         """
         job = await self.get(name, namespace=namespace)
         if job.phase == Phase.FAILED:
@@ -113,7 +113,7 @@ class AsyncClient(JobReader):
         raise Rejected(f"job {name} is {job.phase}, and only a Failed job is taken up; {advice}")
 
     async def scale(self, name: str, nodes: int, *, namespace: str | None = None) -> DDPJob:
-        """Change the number of nodes. A running job begins a new attempt of that size."""
+        """Change the number of nodes. A running job begins a new attempt with the new number."""
         return await self._change(name, namespace, {"nodes": nodes})
 
     async def delete(self, name: str, *, namespace: str | None = None, wait: bool = True) -> DDPJob:
@@ -155,7 +155,7 @@ class AsyncClient(JobReader):
     async def remove(self, job: DDPJob, *, keeps_code: bool) -> Sequence[Dict]:
         """Delete a job to make room for a new one.
 
-        Return the ConfigMap of its code if that is to stay, because the new job has the same code.
+        With `keeps_code`, keep the ConfigMap of its code for the new job, and return it.
         """
         code = await self._release_code(job) if keeps_code else ()
         await self._delete(job)
@@ -189,7 +189,7 @@ class AsyncClient(JobReader):
             return await self.api.call(Request(verb, kind, *place, body=body, query=query))
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
-        """Take the ConfigMap of a job's sent code away from it, so that it outlives the job."""
+        """Remove a job from the owners of its sent code, so the ConfigMap outlives the job."""
         if not job.code:
             return ()
         with client_errors():

@@ -1,4 +1,4 @@
-"""The PersistentVolumeClaims that jobs mount, looked for before the jobs are created."""
+"""Check the PersistentVolumeClaims of jobs before the jobs are created."""
 
 from collections.abc import Iterable, Sequence, Set
 
@@ -13,10 +13,10 @@ from ddpjob.kube.watch import list_objects
 
 
 async def check_claims(client: JobReader, documents: Sequence[Dict]) -> None:
-    """Raise Rejected for a job whose pods would wait for a claim that does not exist.
+    """Raise Rejected for a job with a missing claim. Its pods would wait for the claim.
 
-    A claim among the documents counts as one that exists. Without the right to read claims, nothing
-    is checked.
+    A claim among the documents counts as existing. Without the right to read claims, nothing is
+    checked.
     """
     for job in _jobs_that_start(documents):
         namespace = job.namespace or client.namespace
@@ -30,7 +30,7 @@ async def _require(client: JobReader, job: DDPJob, namespace: str, wanted: Set[s
         with client_errors():
             found, _ = await list_objects(client.api, CLAIMS, namespace, {})
     except Rejected:
-        # The API server accepts the job nevertheless. Its status names the claim then.
+        # The API server accepts the job even if a claim is missing. The job's status then names it.
         return
     known = {claim["metadata"]["name"] for claim in found}
     for name in sorted(wanted - known):
@@ -42,7 +42,7 @@ async def _require(client: JobReader, job: DDPJob, namespace: str, wanted: Set[s
 
 
 def _jobs_that_start(documents: Iterable[Dict]) -> Iterable[DDPJob]:
-    """Yield the jobs whose pods are created in this cluster, and now."""
+    """Yield the jobs started at once in this cluster: neither suspended nor managed elsewhere."""
     for document in documents:
         spec = child(document, "spec")
         is_here = spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER
@@ -51,7 +51,7 @@ def _jobs_that_start(documents: Iterable[Dict]) -> Iterable[DDPJob]:
 
 
 def _claims_in(documents: Iterable[Dict], namespace: str, default: str) -> set[str]:
-    """Return the names of the claims that the documents create in a namespace."""
+    """Return the names of the claims among the documents for a namespace."""
     found = set()
     for document in documents:
         metadata = child(document, "metadata")

@@ -1,4 +1,4 @@
-"""The jobs that use the ConfigMap of a code own it, so that it is deleted with the last of them."""
+"""Make jobs the owners of their code's ConfigMap: it is deleted with the last of them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from ddpjob.jobs.user_job import DDPJob
 
 
 def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:
-    """Yield the patch of each ConfigMap of sent code that makes its jobs in `bodies` its owners."""
+    """Yield a patch for each ConfigMap of sent code, to make its jobs in `bodies` the owners."""
     for body in bodies:
         if body["kind"] != "ConfigMap" or names.LABEL_CODE not in child(body["metadata"], "labels"):
             continue
@@ -25,7 +25,7 @@ def _place_of_code(job: Dict) -> tuple[Any, Any]:
 
 
 def released_code(body: Dict, job: DDPJob) -> dict[str, Any]:
-    """Return the patch of a ConfigMap of code that takes one of its owners away."""
+    """Return the patch to remove a job from the owners of a ConfigMap of code."""
     return _with_owners(body, [{"$patch": "delete", "uid": job.uid}])
 
 

@@ -1,7 +1,7 @@
 """Checks of a cluster: the operator, the user's rights, and what jobs need in a namespace.
 
-An ordinary user may not read everything. What such a user cannot see is one finding, and what only
-some jobs need is no problem.
+An ordinary user may not read everything. All forbidden checks together are one finding. A resource
+needed by only some jobs is not a problem.
 """
 
 import re
@@ -58,7 +58,7 @@ RIGHTS = (
 )
 READING = ("get", "list", "watch")
 
-# How to name the resources that a quota demands: options of `ddpjob submit`.
+# Options of `ddpjob submit` for the resources demanded by a quota.
 QUOTA_OPTIONS = {
     "requests.cpu": "--cpu 4",
     "requests.memory": "--memory 16Gi",
@@ -66,11 +66,11 @@ QUOTA_OPTIONS = {
     "limits.cpu": "--set spec.resources.limits.cpu=4",
 }
 
-# Provisioners of volumes that several nodes can mount for writing.
+# Parts of the names of provisioners with shared volumes: several nodes can mount them for writing.
 SHARED_PROVISIONERS = ("efs.csi", "fsx", "nfs", "filestore", "file.csi", "cephfs", "longhorn")
 
 
-# The label that the API server gives each namespace: its name.
+# The API server sets this label of each namespace to the namespace's name.
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 NETWORK_ADVICE = "create a NetworkPolicy that admits all ports: workers connect on random ones"
@@ -113,7 +113,7 @@ async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
 
 
 async def check_crd(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the API server serves DDPJobs, in the version of this program."""
+    """Check whether the API server serves DDPJobs, in the version of this program."""
     with client_errors():
         served = await client.api.read(ReadDocument(JOBS.api))
     if not served:
@@ -160,7 +160,7 @@ async def _is_allowed(client: AsyncClient, verb: str, group: str, resource: str)
 
 
 async def _advise_role(client: AsyncClient, role: str) -> str:
-    """Return the command for a role of Kubernetes, to which the chart adds the rights on jobs."""
+    """Return the command for a role of Kubernetes. The chart adds the rights on jobs to it."""
     user = ""
     with suppress(Rejected):
         review = await _review(client, SELF_REVIEWS, {})
@@ -181,7 +181,7 @@ async def _review(client: AsyncClient, kind: Kind, spec: Dict) -> dict[str, Any]
 
 
 async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the namespace takes the pods that the operator makes."""
+    """Check whether the namespace admits the operator's pods."""
     with client_errors():
         namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
     if namespace is None:
@@ -201,14 +201,14 @@ async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
 
 
 async def check_quota(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the quotas of the namespace have room, and demand nothing that jobs lack."""
+    """Check the quotas of the namespace for room, and for resources required of each container."""
     findings = []
     quotas = await list_all(client, QUOTAS, client.namespace)
     limit_ranges = await list_if_allowed(client, LIMIT_RANGES, client.namespace) if quotas else ()
     for quota in quotas:
         status = child(quota, "status")
         used, hard = child(status, "used"), child(status, "hard")
-        # A limit of 0 forbids a kind of object, and says nothing of room.
+        # A limit of 0 forbids a kind of object. It is not a lack of room.
         full = [
             f"{key} {used.get(key)} of {limit}"
             for key, limit in hard.items()
@@ -242,7 +242,7 @@ def _is_used_up(used: str, limit: str) -> bool:
 
 
 async def check_devices(client: AsyncClient) -> Sequence[Finding]:
-    """Check which devices the nodes have, and that there is a node to run on."""
+    """Check for usable nodes, and count their devices."""
     nodes = [node for node in await list_all(client, NODES) if _is_usable(node)]
     if not nodes:
         advice = "add a node, or uncordon one: kubectl get nodes"
@@ -273,7 +273,7 @@ def _is_usable(node: Dict) -> bool:
 
 
 async def check_storage(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the claims of the jobs exist, and that several nodes can share one."""
+    """Check for missing claims of jobs, and look for storage shared by several nodes."""
     claims = await list_all(client, CLAIMS, client.namespace)
     known = {claim["metadata"]["name"] for claim in claims}
     missing = [
@@ -290,7 +290,7 @@ async def check_storage(client: AsyncClient) -> Sequence[Finding]:
 
 
 async def _describe_sharing(client: AsyncClient, claims: Iterable[Dict]) -> str:
-    """Return by what the nodes of a job can share checkpoints, which not every job needs."""
+    """Describe the storage for checkpoints shared by several nodes. Not every job needs it."""
     shared = [
         claim["metadata"]["name"]
         for claim in claims
@@ -313,7 +313,7 @@ async def _describe_sharing(client: AsyncClient, claims: Iterable[Dict]) -> str:
 
 
 async def check_dns(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the cluster's DNS answers, by which the nodes of a job find each other."""
+    """Check for a ready server of the cluster's DNS. The nodes of a job find each other by DNS."""
     slices = await list_all(
         client,
         Kind("discovery.k8s.io", "v1", "endpointslices"),
@@ -334,11 +334,11 @@ async def check_dns(client: AsyncClient) -> Sequence[Finding]:
 
 
 async def check_networks(client: AsyncClient) -> Sequence[Finding]:
-    """Check that no NetworkPolicy keeps the pods of a job from each other, or from the DNS."""
+    """Check for connections blocked by NetworkPolicies: between a job's pods, and to the DNS."""
     kind = Kind("networking.k8s.io", "v1", "networkpolicies")
     policies = await list_all(client, kind, client.namespace)
     namespace = None
-    # Who may not read it knows one of its labels: its name.
+    # Without the right to read the namespace, one of its labels is still known: its name.
     with suppress(ClientError), client_errors():
         namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
     labels = child(child(namespace or {}, "metadata"), "labels")

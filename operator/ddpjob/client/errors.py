@@ -23,7 +23,7 @@ NOT_LOGGED_IN = (
 )
 
 
-# A server-side apply whose value has another type than that of the schema.
+# The answer to a server-side apply with a value of the wrong type.
 TYPED_PATCH = re.compile(r"failed to create typed patch object \(.*?\): \.?(.*)", re.DOTALL)
 TYPED_VALUE = re.compile(r"got &value\.valueUnstructured\{Value:(.*?)\}")
 
@@ -68,7 +68,7 @@ def explain(error: ApiError) -> ClientError:
     """Return the error of the client for an answer of the API server."""
     if error.status == 401:
         return NotConnected(NOT_LOGGED_IN)
-    # The path of a kind that the API server does not serve, unlike that of a missing object.
+    # The API server does not serve the kind. A missing object has another message.
     if error.status == 404 and "could not find the requested resource" in error.message:
         return NotConnected(NO_CRD)
     if error.status == 404 and error.message.startswith("404 page"):

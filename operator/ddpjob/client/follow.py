@@ -1,4 +1,4 @@
-"""A job as it goes on: the changes of its status, and the lines that its pods write."""
+"""Follow a running job: the changes of its status, and the log lines of its pods."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Set
@@ -26,23 +26,23 @@ from ddpjob.kube.kinds import JOBS, PODS
 from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import watch
 
-# Seconds in which the lines of several pods are put in the order of their times.
+# Lines of several pods are collected for this many seconds, and sorted by their times.
 ORDER_SECONDS = 0.2
 
-# Seconds before a log is requested again whose connection broke.
+# Seconds between a broken connection to a log and the next request.
 RETRY_SECONDS = 1.0
 
-# Seconds that pods of a finished job get to end. One that cleanPodPolicy keeps never does.
+# Seconds for the pods of a finished job to end. Pods kept by cleanPodPolicy never end.
 LAST_SECONDS = 15.0
 
-# Seconds after which a log is requested again, so that a dead connection is noticed.
+# Seconds before a log is requested again, to replace a dead connection.
 LOG_SECONDS = 300.0
 
-# Requests in a row that may fail for the log of a pod that has ended.
+# Limit of failed requests in a row for the log of an ended pod.
 MAX_FAILURES = 10
 UNREADABLE = "the rest of the log of this pod cannot be read"
 
-# Lines that wait to be shown. If the reader is slow, no more are requested.
+# Limit of lines waiting to be shown. If the reader is slow, no more are requested.
 MAX_WAITING = 10_000
 
 # The container has not started yet. A pod may be shown as running a moment earlier.
@@ -59,15 +59,15 @@ class Follower:
     api: ApiClient
     job: DDPJob
     choice: LogChoice
-    # What was found; None is the end, and an error ends too.
+    # The items for the reader. None is the end; an exception also ends the iteration.
     _found: "asyncio.Queue[Item | Exception | None]" = field(
         default_factory=lambda: asyncio.Queue(MAX_WAITING)
     )
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
-    # The logs that are read, and the pods that have ended, by their UIDs.
+    # The tasks reading logs, and the ended pods, by the UIDs of the pods.
     _logs: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
-    # Set once all pods that exist are known.
+    # Set once all existing pods are known.
     _listed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def items(self) -> AsyncGenerator[Item, None]:
@@ -101,7 +101,7 @@ class Follower:
     async def _watch_job(self) -> None:
         """Report each change of the job, and the end once its logs have been read."""
         await self._wait_for_end()
-        # Wait for pods that the watch reports after the job, then for their last lines.
+        # The watch may report pods later than the job. Wait for them, then for their last lines.
         await self._listed.wait()
         clock = asyncio.get_running_loop().time
         deadline = clock() + LAST_SECONDS
@@ -109,7 +109,7 @@ class Follower:
             if clock() > deadline:
                 break
             await asyncio.wait(reading, timeout=RETRY_SECONDS)
-        # The others write on.
+        # The remaining pods still write. Read only the logs of ended pods to their end.
         while reading := self._reading(self._ended):
             await asyncio.wait(reading, timeout=RETRY_SECONDS)
         await self._found.put(None)
@@ -164,7 +164,7 @@ class Follower:
         query = {**choice.query(), "follow": "true"}
         failures = 0
         while failures < MAX_FAILURES or uid not in self._ended:
-            # A log that is requested after the end of its container is complete.
+            # A log requested after the end of its container is complete.
             is_last = uid in self._ended
             try:
                 async for raw in self.api.stream(replace(request, query=query), LOG_SECONDS):
@@ -188,7 +188,7 @@ class Follower:
         await self._found.put(log.read(log.last_time, f"{names.AGENT_LINE}{UNREADABLE}"))
 
     def _reading(self, pods: Set[str]) -> "set[asyncio.Task[None]]":
-        """Return the tasks that still read the logs of these pods, which are UIDs."""
+        """Return the unfinished tasks for the logs of the pods with these UIDs."""
         found = {self._logs[uid] for uid in pods if uid in self._logs}
         return {task for task in found if not task.done()}
 

@@ -35,7 +35,7 @@ INTERVAL = 0.1
 START_SECONDS = 60.0
 END_SECONDS = 120.0
 
-# Bytes at the end of a log in which its last lines are looked for.
+# Bytes read from the end of a log to find its last lines.
 TAIL_BYTES = 1 << 20
 
 # Folder for the manifests of runs and what `ddpjob run` prints. No job has such a name.
@@ -58,8 +58,8 @@ class LocalClient:
     def submit(self, job: DDPJob, *, others: Iterable[Dict] = ()) -> DDPJob:
         """Start a job, and return it with its first status. Raises Rejected.
 
-        `others` are objects that its manifest needs, such as ConfigMaps. A run of the same name
-        that has ended is replaced.
+        `others` are objects needed by its manifest, such as ConfigMaps. An ended run of the same
+        name is replaced.
         """
         if running_process(self.runs / job.name) is not None:
             raise Rejected(f"job {job.name} runs already; delete it first or choose another name")
@@ -160,7 +160,7 @@ class LocalClient:
                 yield from deque(filter(choice.has_line, lines), choice.tail)
 
     def metrics(self, name: str) -> RunMetrics:
-        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds."""
+        """Return the events printed by the trainer of rank 0: losses, accuracies, speeds."""
         self.get(name)
         metrics = RunMetrics()
         events = map(parse_metric, _read_lines(RunFiles(self.runs / name).metrics))
@@ -185,7 +185,7 @@ def _read_yaml(path: Path) -> Any:
     """Return what a file has, or None. A file may be gone at any time."""
     try:
         return yaml.safe_load(path.read_text())
-    # A text that is not UTF-8, and a date that does not exist, raise ValueError.
+    # Text in another encoding than UTF-8, and an impossible date, raise ValueError.
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
 
@@ -202,7 +202,7 @@ def _pod_logs(folder: Path) -> Sequence[tuple[Path, PodLog]]:
 
 
 def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
-    """Return the lines of a file, or the last ones of its end. One that is gone has none."""
+    """Return the lines of a file, or only the last ones. A missing file has none."""
     try:
         with path.open("rb") as file:
             if tail is not None:
@@ -217,7 +217,7 @@ def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
 
 
 def _stopped(status: Status, files: RunFiles) -> Status:
-    """Return the status of a run whose process has ended before the job."""
+    """Return the status of an unfinished job after the end of its run's process."""
     times = []
     for path in (files.status, files.metrics):
         with suppress(OSError):

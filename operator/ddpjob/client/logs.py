@@ -1,4 +1,4 @@
-"""The logs of a job's pods: which lines are wanted, and all of them in the order of their times."""
+"""Read the logs of a job's pods: a choice of lines, and the lines of all pods ordered by time."""
 
 import asyncio
 import heapq
@@ -20,7 +20,7 @@ from ddpjob.kube.request import Request, Verb
 if TYPE_CHECKING:
     from ddpjob.kube.api import ApiClient
 
-# Logs that are read at the same time, each by a connection of its own.
+# Logs read at the same time, each by a connection of its own.
 MAX_STREAMS = 120
 
 PODS_ENDED = ("Succeeded", "Failed")
@@ -37,7 +37,7 @@ RANK_MARK = re.compile(r"\[rank(\d+)\]: ?")
 class LogLine:
     """A line of a pod's log: its time in UTC as the kubelet wrote it, where it is from, its text.
 
-    `rank` is None if the node has one rank, or for a line that is not of a rank.
+    `rank` is None if the node has one rank, or if the line has no mark of a rank.
     """
 
     time: str
@@ -61,11 +61,12 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogChoice:
-    """The lines that a user wants: all, unless a field says less.
+    """A user's choice of lines: all, unless a field limits them.
 
     `since` is in seconds, and `tail` is the number of last lines of each pod, or of an attempt in
-    each pod. `ranks_per_node` tells to which node a rank belongs; a client fills it in. Raises
-    ValueError for an attempt together with `since`: only a whole log says where an attempt begins.
+    each pod. `ranks_per_node` is needed to find the node of a rank; a client fills it in. Raises
+    ValueError for an attempt together with `since`: the beginning of an attempt is only found in a
+    whole log.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -81,9 +82,9 @@ class LogChoice:
 
     @property
     def requested_tail(self) -> int | None:
-        """Return how many last lines are requested of a log, or None for all of it.
+        """Return the number of last lines to request of a log, or None for the whole log.
 
-        The kubelet counts the lines of all attempts.
+        The kubelet counts the lines of all attempts, so the tail of one attempt is taken here.
         """
         return self.tail if self.attempt is None else None
 
@@ -105,7 +106,7 @@ class LogChoice:
         return line.rank == self.rank
 
     def of_new_pods(self) -> "LogChoice":
-        """Return the choice for a pod that has just begun: nothing of its log is old."""
+        """Return the choice for a pod started during the watch. All its lines are new."""
         return replace(self, since=None, tail=None)
 
     def query(self) -> dict[str, str]:
@@ -122,14 +123,14 @@ ALL_LINES = LogChoice()
 
 @dataclass
 class PodLog:
-    """A pod whose log is read. `born` is the attempt in which it was created."""
+    """The state of reading a pod's log. The pod was created in attempt `born`."""
 
     namespace: str
     name: str
     index: int
     born: int
     attempt: int = field(init=False)
-    # The time of the last line, and that after which a new connection brings new lines.
+    # The time of the last line. After a reconnect, lines up to `resumed_after` are repeats.
     last_time: str = ""
     resumed_after: str = ""
 
@@ -148,10 +149,10 @@ class PodLog:
         return cls(metadata["namespace"], metadata["name"], int(index), int(born[0]))
 
     def take(self, raw: bytes) -> LogLine | None:
-        """Return a line of the log, or None for one that was read before."""
+        """Return a line of the log, or None for a repeated line."""
         time, _, text = raw.decode(errors="replace").partition(" ")
         if not TIME.match(time):
-            # The kubelet itself says something, such as that a log is no longer there.
+            # This is a message of the kubelet itself, for example about a missing log.
             return self.read(self.last_time, raw.decode(errors="replace"))
         if self.resumed_after:
             if time <= self.resumed_after:
@@ -161,7 +162,7 @@ class PodLog:
         return self.read(time, text)
 
     def read(self, time: str, text: str) -> LogLine:
-        """Return a line as a terminal shows it, with the attempt that it belongs to."""
+        """Return a line as a terminal shows it, with its attempt and rank."""
         text = as_displayed(text)
         begins = ATTEMPT_BEGINS.match(text)
         if begins:
@@ -191,7 +192,7 @@ def _state(pod: Dict) -> Dict:
 async def read_log(
     api: "ApiClient", pod: PodLog, choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield the lines that a pod has written so far. A pod that is gone has none."""
+    """Yield the lines written by a pod so far. A deleted pod has none."""
     async with aclosing(_chosen_lines(api, pod, choice)) as lines:
         if choice.tail == choice.requested_tail:
             async for line in lines:
@@ -217,8 +218,8 @@ async def _chosen_lines(
         status = error.status if isinstance(error, ApiError) else 0
         if status in (401, 403):
             raise
-        # 400: the container waits to start. One kubelet that does not answer must not hide the logs
-        # of the other nodes.
+        # 400: the container waits to start. One kubelet without an answer must not hide the logs of
+        # the other nodes.
         if status not in (400, 404):
             text = f"{names.AGENT_LINE}the log of this pod cannot be read: {error}"
             yield LogLine(pod.last_time, pod.index, pod.name, pod.attempt, text)
@@ -227,9 +228,9 @@ async def _chosen_lines(
 async def merged_logs(
     api: "ApiClient", pods: Iterable[Dict], choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield the lines that the pods have written so far, in the order of their times.
+    """Yield the lines written by the pods so far, in the order of their times.
 
-    Raises Rejected if that needs too many connections.
+    Raises Rejected if the logs need too many connections.
     """
     chosen = [pod for pod in map(PodLog.from_pod, pods) if pod and choice.has_pod(pod)]
     if len(chosen) > MAX_STREAMS:

@@ -1,8 +1,8 @@
-"""NetworkPolicies that keep the pods of a job apart, or from the cluster's DNS.
+"""Find connections blocked by NetworkPolicies: between the pods of a job, and to the DNS.
 
-Policies add up. A pod that no policy selects is open; one that several select is open to what any
-of them admits. What cannot be known from the policies counts as admitted: whether a block of
-addresses is that of pods, and which pods outside the namespace are the DNS.
+Policies add up. A pod without a policy is open. A pod with several policies is open to everything
+admitted by any of them. A connection counts as admitted if the policies leave it uncertain: a block
+of addresses may contain the pods, and any pods outside the namespace may be the DNS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,23 +14,23 @@ from ddpjob.core.api.readers import Dict, child, children, strings_or_empty
 
 Labels = Mapping[str, str]
 
-# The rendezvous has fixed ports. Workers connect to each other on ports that the kernel chooses.
+# The rendezvous has fixed ports. Workers connect to each other on ports chosen by the kernel.
 FIRST_PORT = names.RENDEZVOUS_PORT
 LAST_PORT = 60999
 
 # The field of each direction, and of its peers.
 DIRECTIONS = {"Ingress": ("ingress", "from"), "Egress": ("egress", "to")}
 
-# A job that no policy names.
+# Stands for each job not named by a policy.
 ANY_JOB = ""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A connection that pods need and that no policy admits.
+    """A connection needed by pods and not admitted by their policies.
 
-    - `job`: the name of the job; ANY_JOB: all that no policy names.
-    - `target`: what the pods cannot reach. `policies`: those that select the pods.
+    - `job`: the name of the job, or ANY_JOB for all jobs not named by a policy.
+    - `target`: the unreachable peer. `policies`: the policies of the pods.
     """
 
     job: str
@@ -40,9 +40,10 @@ class Gap:
 
 
 def find_gaps(policies: Sequence[Dict], namespace: Labels) -> Sequence[Gap]:
-    """Return what the NetworkPolicies of a namespace with these labels keep jobs from.
+    """Return the connections of jobs blocked by the NetworkPolicies of a namespace.
 
-    Policies may name a job. What concerns all jobs is listed once.
+    `namespace` has the labels of the namespace. Policies may name a job. A connection blocked for
+    all jobs is listed once.
     """
     common = _gaps_of(ANY_JOB, policies, namespace)
     found = list(common)
@@ -72,7 +73,7 @@ def _gaps_of(job: str, policies: Sequence[Dict], namespace: Labels) -> Iterable[
 
 
 def _named_jobs(policies: Sequence[Dict]) -> set[str]:
-    """Return the names of jobs that selectors of the policies have."""
+    """Return the names of jobs in the selectors of the policies."""
     return {job for policy in policies for job in _names_in(policy.get("spec"))}
 
 
@@ -123,7 +124,7 @@ def _is_job(peer: Dict, pod: Labels, namespace: Labels) -> bool:
 def _may_be_pods(block: Dict) -> bool:
     """Return False for one address, and for a block with exceptions.
 
-    Those who admit the Internet except private addresses except the pods.
+    A policy for the Internet commonly has an exception for private addresses, and so for the pods.
     """
     try:
         network = ip_network(str(block.get("cidr")), strict=False)
@@ -151,7 +152,7 @@ def _leaves_namespace(rule: Dict) -> bool:
 
 
 def _matches(selector: Dict, labels: Labels) -> bool:
-    """Return True if a label selector of Kubernetes selects what has these labels."""
+    """Return True if a label selector of Kubernetes matches these labels."""
     wanted = child(selector, "matchLabels")
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

@@ -1,8 +1,8 @@
 """Checks of the operator: whether one runs, and whether one serves the user's namespace.
 
-An installation of the operator marks each namespace in which it finds a job by a Lease there, and
-renews it while the namespace has jobs. A user with the role `edit` may read that Lease. The
-Deployment of the operator is for administrators.
+An installation of the operator marks each namespace with a job by a Lease there, and renews it
+while the namespace has jobs. A user with the role `edit` may read this Lease. Only administrators
+may read the Deployment of the operator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,11 +36,11 @@ SEEN_AFTER = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Service:
-    """What is known of the operator that serves a namespace.
+    """The known facts about the operator of a namespace.
 
-    - `holder`: the installation that has marked it; empty without a mark. `age`: of the mark.
+    - `holder`: the installation named in the mark; empty without a mark. `age`: of the mark.
     - `is_fresh`: the mark still counts. `is_readable`: the user may read the mark.
-    - `jobs`: those that are so old that an operator should have seen them.
+    - `jobs`: jobs older than SEEN_AFTER. An operator should have seen them.
     """
 
     namespace: str
@@ -52,12 +52,12 @@ class Service:
 
     @property
     def before(self) -> str:
-        """Return the end of a sentence about a mark that does not count any more."""
+        """Return the end of a sentence about an expired mark."""
         return f"; {self.holder} did until {duration(self.age)} ago" if self.holder else ""
 
 
 async def check_operator(client: AsyncClient) -> Sequence[Finding]:
-    """Check that an operator runs, leads, has this version, and serves the namespace."""
+    """Check whether an operator runs, leads, has this version, and serves the namespace."""
     service = await _find_service(client)
     about_service = _describe_service(service)
     deployments = await list_if_allowed(client, DEPLOYMENTS, None, OPERATOR)
@@ -69,7 +69,7 @@ async def check_operator(client: AsyncClient) -> Sequence[Finding]:
         if not service.is_fresh:
             findings += _check_watched(client, deployment)
         findings += await _check_lease(client, deployment)
-    # Before the first job of a namespace, the Deployment is all that there is to see.
+    # Before the first job of a namespace, only the Deployment shows an operator.
     if not about_service.is_unknown:
         findings.append(about_service)
     if findings:

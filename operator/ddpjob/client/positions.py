@@ -1,7 +1,7 @@
-"""The positions of waiting jobs in their queues, as Kueue has them at that moment.
+"""Read the current positions of waiting jobs in their queues from Kueue.
 
-They are for people, and every command works without them. So an API that is missing, forbidden or
-slow is no error.
+The positions are only shown to people, and every command works without them. So a missing,
+forbidden or slow API is not an error.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ from ddpjob.kube.request import Request, Verb
 if TYPE_CHECKING:
     from ddpjob.kube.api import ApiClient
 
-# Workloads in a page, which is Kueue's own default, and pages that are read of a queue.
+# Workloads in a page (Kueue's own default), and the limit of pages read of a queue.
 PAGE = 1000
 MAX_PAGES = 5
 
-# LocalQueues that are asked, all at the same time.
+# Limit of LocalQueues in a look. All are asked at the same time.
 MAX_QUEUES = 40
 
-# Seconds for all answers. Positions that come later are not shown.
+# Seconds for all answers. Later positions are not shown.
 TIME_LIMIT = 2.0
 
-# Seconds between two requests to a queue while a command watches, and after a time in which no
-# queue has answered: each of those may make the command wait for TIME_LIMIT.
+# Seconds between two requests to a queue while a command watches. The pause is longer after a look
+# without any answer, because each such look may make the command wait for TIME_LIMIT.
 PERIOD = 10.0
 PERIOD_WITHOUT_ANSWER = 60.0
 
 
 class LocalQueue(NamedTuple):
-    """A LocalQueue in which jobs wait."""
+    """A LocalQueue with waiting jobs."""
 
     namespace: str
     name: str
@@ -59,7 +59,7 @@ class Positions:
         self._next_time = -float("inf")
 
     async def add_to(self, jobs: Sequence[DDPJob]) -> list[DDPJob]:
-        """Return the jobs, with the positions of those that wait as far as Kueue tells them."""
+        """Return the jobs. Waiting jobs have their positions, as far as Kueue reports them."""
         queues = _queues_of(jobs)
         now = self._clock()
         if queues and now >= self._next_time:
@@ -81,7 +81,7 @@ class Positions:
     async def _ask(self, queue: LocalQueue, workloads: Collection[str]) -> Found | None:
         """Return the positions of Workloads in a queue, or None without an answer in time."""
         found: dict[str, Position] | None = None
-        # If a later page fails, the positions in those before are right.
+        # If a later page fails, the positions in the earlier pages are still right.
         with suppress(TimeoutError, CallFailed):
             async with asyncio.timeout(TIME_LIMIT):
                 for number in range(MAX_PAGES):
@@ -100,7 +100,7 @@ class Positions:
 
 
 def _queues_of(jobs: Sequence[DDPJob]) -> Mapping[LocalQueue, Collection[str]]:
-    """Return the LocalQueues in which jobs wait, with the names of their Workloads."""
+    """Return the LocalQueues of waiting jobs, with the names of the jobs' Workloads."""
     found = defaultdict(list)
     for job in jobs:
         if job.waiting_workload:

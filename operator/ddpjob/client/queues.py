@@ -1,4 +1,4 @@
-"""What keeps jobs of a namespace from the room that a queue of Kueue could give them."""
+"""Checks of Kueue's queues: what can keep the jobs of a namespace waiting for ever."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ PAGE = "users/queues.md#for-administrators"
 
 
 async def check_queues(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the queues of jobs exist, and that no Workload waits for an operator."""
+    """Check for missing queues of jobs, and for Workloads waiting for an operator."""
     jobs = await jobs_of_namespace(client)
     with client_errors():
         is_served = await client.api.read(ReadDocument(WORKLOADS.api))
@@ -32,7 +32,7 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
 
 
 def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
-    """Yield a job that waits for a queue in a cluster without Kueue."""
+    """Yield a finding if a job waits for a queue in a cluster without Kueue."""
     waiting = [job for job in jobs if job.queue and not job.finished]
     if waiting:
         found = (
@@ -42,7 +42,7 @@ def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
 
 
 def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Finding]:
-    """Yield the queues that do not exist, and a default queue that takes single pods."""
+    """Yield findings about missing queues, and about a default queue for single pods."""
     unfinished = [job for job in jobs if not job.finished]
     known = {str(queue["metadata"]["name"]) for queue in queues}
     for job in unfinished:
@@ -57,7 +57,7 @@ def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Findi
 
 
 def find_held(workloads: Sequence[Workload]) -> Iterator[Finding]:
-    """Yield a Workload that is deleted and waits for the operator."""
+    """Yield a finding if a deleted Workload waits for the operator."""
     held = [one for one in workloads if one.deleting and one.held]
     if held:
         name, namespace = held[0].name, held[0].namespace

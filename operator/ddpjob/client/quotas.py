@@ -1,14 +1,14 @@
-"""ResourceQuotas that refuse pods because these do not name a resource.
+"""Find the resources required of each container by a ResourceQuota.
 
-If a quota limits CPU or memory, the API server refuses each pod with a container that does not
-name them (`must specify requests.cpu`). A LimitRange of the namespace may name them for it.
+If a quota limits CPU or memory, each container has to name them. Otherwise the API server refuses
+the pod (`must specify requests.cpu`). A LimitRange of the namespace may set them by default.
 """
 
 from collections.abc import Iterable, Sequence
 
 from ddpjob.core.api.readers import Dict, child, children, strings_or_empty
 
-# The limits of a quota that each container has to name, as the resource that it has to name.
+# For each limit of a quota, the resource that each container has to name.
 TO_NAME = {
     "cpu": "requests.cpu",
     "memory": "requests.memory",
@@ -18,16 +18,16 @@ TO_NAME = {
     "limits.memory": "limits.memory",
 }
 
-# The fields of a LimitRange with defaults, and what they are defaults of.
+# The fields of a LimitRange with defaults for containers, and the fields filled by them.
 DEFAULTS = {"defaultRequest": "requests", "default": "limits"}
 
-# The scope of pods without a deadline of their own, as those of jobs are. Which of the pods have
-# another scope depends on the job.
+# The scope of pods without a deadline of their own, such as the pods of jobs. The other scopes of a
+# pod depend on the job.
 SCOPE = "NotTerminating"
 
 
 def unnamed_resources(quota: Dict, limit_ranges: Iterable[Dict]) -> Sequence[str]:
-    """Return what a quota demands of each container and no LimitRange gives to it."""
+    """Return the resources required of each container and not set by a LimitRange."""
     spec = child(quota, "spec")
     if not set(_scopes(spec)) <= {SCOPE}:
         return ()

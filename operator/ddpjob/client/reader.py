@@ -27,7 +27,7 @@ from ddpjob.kube.kinds import JOBS, PODS
 from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import list_objects, watch
 
-# Lines at the end of a log that tell how far a training is.
+# Last lines of a log, read to find the progress of a training.
 PROGRESS_LINES = 200
 
 
@@ -35,7 +35,7 @@ class Jobs(list[DDPJob]):
     """Jobs in their order. Printed, and in a notebook, they are a table."""
 
     def __str__(self) -> str:
-        # Imported late, so that commands are quick.
+        # Imported late to keep commands quick.
         from ddpjob.show.jobs import job_table
 
         several = len({job.namespace for job in self}) > 1
@@ -47,7 +47,7 @@ class Jobs(list[DDPJob]):
 
 
 class JobReader:
-    """The methods of a client that change nothing. `namespace` is that of jobs without one."""
+    """The read-only methods of a client. `namespace` is the default for jobs without one."""
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self.api = api
@@ -138,8 +138,8 @@ class JobReader:
     ) -> AsyncGenerator[Item, None]:
         """Yield the job after each change of it, and the lines of its pods, until it has finished.
 
-        The lines are those of all nodes and attempts, unless `choice` says less. Raises ValueError
-        for an attempt together with a tail: which lines are the last ones is not known yet.
+        The lines are those of all nodes and attempts, unless `choice` limits them. Raises
+        ValueError for an attempt together with a tail: its last lines are not known yet.
         """
         if choice.attempt is not None and choice.tail is not None:
             raise ValueError("the tail of an attempt cannot be followed")
@@ -170,7 +170,7 @@ class JobReader:
     async def metrics(
         self, name: str, *, namespace: str | None = None, tail: int | None = None
     ) -> RunMetrics:
-        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds.
+        """Return the events printed by the trainer of rank 0: losses, accuracies, speeds.
 
         `tail` limits how many lines of each log are read.
         """
@@ -192,7 +192,7 @@ class JobReader:
         return Progress.from_events(metrics.events)
 
     async def _not_found(self, name: str, namespace: str) -> ClientError:
-        """Return the error for a job that does not exist, with the names of others."""
+        """Return the error for a missing job, with a hint at similar names."""
         jobs = await self.list(namespace=namespace)
         if not jobs:
             return NotFound(f"job {quoted(name)} not found; namespace {namespace} has no jobs")
@@ -201,5 +201,5 @@ class JobReader:
 
 
 def _resolved(choice: LogChoice, job: DDPJob) -> LogChoice:
-    """Return a choice that knows how many ranks a node of the job has."""
+    """Return a choice with the job's number of ranks per node."""
     return replace(choice, ranks_per_node=job.processes_per_node)

@@ -30,8 +30,8 @@ class Client:
         client.submit(DDPJob.create("digits", image=…, args=[…], nodes=2))
         job = client.wait("digits", timeout=600)
 
-    Every method raises a ClientError, whose message says what is wrong. The requests run in a
-    thread of their own, since a notebook has an event loop already.
+    After a failure, every method raises a ClientError. Its message says what is wrong. The requests
+    run in a thread of their own, since a notebook has an event loop already.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Client:
             self._stop()
             raise
         self.namespace = self._client.namespace
-        # Connections that are open at the end of the program would be reported.
+        # Python would report connections left open at the end of the program.
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -162,7 +162,7 @@ class Client:
     def plot(self, name: str, *, namespace: str | None = None) -> notebook.Picture | None:
         """Return the curves of a job as a picture, or None if it has printed no figures.
 
-        Needs matplotlib, which is in the extra `local`.
+        Needs matplotlib from the extra `local`.
         """
         return notebook.picture(name, self.metrics(name, namespace=namespace))
 
@@ -171,7 +171,7 @@ class Client:
     ) -> Generator[Item, None, None]:
         """Yield the job after each change of it, and the lines of its pods, until it has finished.
 
-        The lines are those of all nodes and attempts, unless `choice` says less.
+        The lines are those of all nodes and attempts, unless `choice` limits them.
         """
         return self._iterate(self._client.follow(name, choice, namespace=namespace))
 
@@ -184,14 +184,14 @@ class Client:
     def metrics(
         self, name: str, *, namespace: str | None = None, tail: int | None = None
     ) -> RunMetrics:
-        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds.
+        """Return the events printed by the trainer of rank 0: losses, accuracies, speeds.
 
         `tail` limits how many lines of each log are read.
         """
         return self._run(self._client.metrics(name, namespace=namespace, tail=tail))
 
     def submit(self, job: DDPJob, *, namespace: str | None = None, dry_run: bool = False) -> DDPJob:
-        """Create a job, or change the fields of it that may change. Raises Rejected."""
+        """Create a job, or change its mutable fields. Raises Rejected."""
         return self._run(self._client.submit(job, namespace=namespace, dry_run=dry_run))
 
     def apply(
@@ -199,13 +199,13 @@ class Client:
     ) -> Sequence[Applied]:
         """Apply the documents of a manifest, of any kinds, by server-side apply.
 
-        All are tried first, so that a mistake in one changes nothing. The ConfigMap of a job's code
-        becomes the job's own, and is deleted with it.
+        All are tried in a dry run first, so a mistake in one changes nothing. The job becomes the
+        owner of its code's ConfigMap, so both are deleted together.
         """
         return self._run(self._client.apply(documents, namespace=namespace, dry_run=dry_run))
 
     def own_code(self, bodies: Sequence[Dict]) -> None:
-        """Make jobs the owners of the ConfigMaps of their code, so that they go with them."""
+        """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
         self._run(self._client.own_code(bodies))
 
     def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:
@@ -221,7 +221,7 @@ class Client:
         return self._run(self._client.resume(name, namespace=namespace))
 
     def scale(self, name: str, nodes: int, *, namespace: str | None = None) -> DDPJob:
-        """Change the number of nodes. A running job begins a new attempt of that size."""
+        """Change the number of nodes. A running job begins a new attempt with the new number."""
         return self._run(self._client.scale(name, nodes, namespace=namespace))
 
     def delete(self, name: str, *, namespace: str | None = None, wait: bool = True) -> DDPJob:
@@ -247,6 +247,6 @@ class Client:
     def remove(self, job: DDPJob, *, keeps_code: bool) -> Sequence[Dict]:
         """Delete a job to make room for a new one.
 
-        Return the ConfigMap of its code if that is to stay, because the new job has the same code.
+        With `keeps_code`, keep the ConfigMap of its code for the new job, and return it.
         """
         return self._run(self._client.remove(job, keeps_code=keeps_code))

@@ -1,4 +1,4 @@
-"""The operator: the only package that knows kopf. May import `core` and `kube`.
+"""The operator: the only package that imports kopf. May import `core` and `kube`.
 
 `handlers` (kopf's watches) and `lister` (LISTs at the start and after gaps) fill the `cache` and
 add a job's key to the `workqueue`. `reconcile` takes a key, observes the cache and decides. `act`

@@ -1,4 +1,4 @@
-"""Carries out plans: the status first, under the version it was computed from, then the pods."""
+"""Carry out plans: first the status, under the version it was computed from, then the pods."""
 
 import asyncio
 import logging
@@ -34,20 +34,20 @@ from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
-# Shortest time in seconds between two status writes that only report a job's progress. If many jobs
-# have progress to report, each waits longer, within a limit: so many writes a second. A write costs
-# the API server as much as three pods.
+# Shortest time in seconds between two status writes with nothing but progress. If many jobs have
+# progress to report, each waits longer, up to a limit: so many writes a second. A write costs the
+# API server as much as three pods.
 PROGRESS_INTERVAL = 2.0
 LONGEST_PROGRESS_INTERVAL = 20.0
 PROGRESS_RATE = 10
 
-# The same for the words of a queue, which may change whenever another job begins or ends.
+# The same for the words of a queue. They may change whenever another job begins or ends.
 QUEUE_INTERVAL = 60.0
 
 # Seconds before a refused object is tried again.
 FIRST_RETRY = 1.0
 
-# Seconds before the next try if what prevented it may be gone.
+# Seconds before the next try if the obstacle may be gone.
 SOON = 0.5
 
 # Seconds for the deletion of ended pods, before the job goes on without it.
@@ -59,7 +59,7 @@ REFUSED_ASSIGNMENT_RETRY = 5.0
 # Shortest time in seconds between two looks for the agent's ConfigMap for one job.
 AGENT_INTERVAL = 25.0
 
-# Seconds before the next look at the job: at once, and if only a person can solve what was found.
+# Seconds before the next look at the job: at once, and for a problem that only a person can solve.
 AGAIN = 0.0
 LATER = 30.0
 
@@ -68,7 +68,7 @@ LATER = 30.0
 class Memory:
     """The last write and refusal of a job. A restart of the process may lose them.
 
-    `agent_checked`: when it was last looked whether the agent's ConfigMap exists.
+    `agent_checked`: when the agent's ConfigMap was last looked for.
     """
 
     last_write: float = float("-inf")
@@ -112,7 +112,7 @@ class Actor:
         self.reporter.forget_others(existing.keys())
 
     def retry_soon(self, uid: str) -> None:
-        """Try a refused object again soon, because what prevented it may be gone."""
+        """Try a refused object again soon, because the obstacle may be gone."""
         memory = self.memories.get(uid)
         if memory and memory.refusal and not memory.refusal.final:
             soon = self.now() + timedelta(seconds=SOON)
@@ -120,9 +120,9 @@ class Actor:
             memory.refusal = replace(memory.refusal, retry_at=retry_at)
 
     def next_under_quota(self, namespace: str) -> SeenJob | None:
-        """Return the job of a namespace that may have the place of a pod in a quota, or None.
+        """Return the next job of a namespace to get a free place in a quota, or None.
 
-        Another pod that goes is for another job.
+        One deleted pod frees a place for one job.
         """
         waiting = self.under_quota.get(namespace, {})
         while waiting:
@@ -152,14 +152,14 @@ class Actor:
             await self._check_agent(job, memory)
         body: Dict | None = None
         self.with_progress.discard(job.uid)
-        # Most looks change nothing. Times that differ by less than a second are the same.
+        # Most looks change nothing. Times are the same if they differ by less than a second.
         is_same = plan.status == job.status or plan.status.to_dict() == job.status.to_dict()
         if not is_same:
             wait = self._wait_with_progress(job, plan, memory)
             if wait is not None:
                 return wait
-            # The status is written first, under the version that it was computed from. So neither
-            # two operators nor a stale cache can begin the same attempt twice.
+            # The status is written first, under the version it was computed from. So neither two
+            # operators nor a stale cache can begin the same attempt twice.
             body = await self._write_status(seen, plan.status, memory)
             if body is None:
                 return AGAIN
@@ -177,7 +177,7 @@ class Actor:
     async def _wait_if_outdated(self, job: Job, plan: Plan) -> float | None:
         """Return when to decide again if the cluster is not as the plan assumes; None if it is.
 
-        If a pod is missing in the cache, restart only if the API server confirms that it is gone.
+        If a pod is missing in the cache, restart only if the API server confirms its absence.
         Delete a pod by force only if the API server confirms the state of its node.
         """
         existing = await self._find_existing(job, plan.confirm)
@@ -188,7 +188,7 @@ class Actor:
         return None
 
     def _wait_with_progress(self, job: Job, plan: Plan, memory: Memory) -> float | None:
-        """Return when to write a status that only reports progress; None for at once."""
+        """Return when to write a status with nothing but progress; None for at once."""
         interval = max(PROGRESS_INTERVAL, len(self.with_progress) / PROGRESS_RATE)
         interval = min(interval, LONGEST_PROGRESS_INTERVAL)
         if plan.status.reason == Reason.QUEUED and ":" in job.status.message:
@@ -207,7 +207,10 @@ class Actor:
     async def _write_objects(
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
     ) -> float | None:
-        """Write what a plan has beside the status. `body` is the job with its written status."""
+        """Carry out the rest of a plan, after the status. `body` is the job with its new status.
+
+        It is None if the status was not written.
+        """
         if not (plan.delete_job or plan.join_queue or plan.assign or plan.create or plan.place):
             await self.deleter.delete_pods(seen.value.unpack(), plan.delete)
             return plan.wake_after
@@ -220,7 +223,7 @@ class Actor:
             return None
         if plan.join_queue:
             return await self._join(seen.value.unpack(), body, plan.join_queue, memory)
-        # The cache does not keep what only the pods need.
+        # The cache keeps no fields for the pods alone.
         spec = Spec.from_dict(body.get("spec"))
         job = replace(seen.value.unpack(), spec=spec, status=plan.status)
         wake_after = plan.wake_after
@@ -229,7 +232,7 @@ class Actor:
         if plan.create:
             await self._create(job, plan.create, memory)
             wake_after = AGAIN
-            # A plan that creates pods deletes only ended ones, so nothing depends on the deletion.
+            # Beside new pods, a plan deletes only ended ones, so nothing depends on the deletion.
             try:
                 async with asyncio.timeout(ENDED_PODS_TIMEOUT):
                     await self.deleter.delete_pods(job, plan.delete)
@@ -254,7 +257,7 @@ class Actor:
         return AGAIN
 
     async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> float | None:
-        """Do what a plan does with the job's Workload. Return when to look at the job again."""
+        """Carry out a plan's step for the job's Workload. Return when to look at the job again."""
         is_new = step.action is PlaceAction.CREATE
         if is_new:
             memory.refusal = None
@@ -263,7 +266,7 @@ class Actor:
         except SpecError as error:
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error)))
         except Refused as refused:
-            # Such as a class of priority, which may be made later.
+            # Such as a missing priority class. It may be created later.
             refused.final = False
             self._remember(job, memory, refused)
         except CallFailed as error:
@@ -279,7 +282,7 @@ class Actor:
         return AGAIN
 
     async def _check_agent(self, job: Job, memory: Memory) -> None:
-        """Create the agent's ConfigMap anew if it is gone, as a pod that waits for it shows."""
+        """Create the agent's ConfigMap again if it is gone. A waiting pod is a sign of that."""
         if self.clock() - memory.agent_checked < AGENT_INTERVAL:
             return
         memory.agent_checked = self.clock()
@@ -290,10 +293,11 @@ class Actor:
             await self.reporter.post_once(job, "NoAgent", message)
 
     async def _assign(self, job: Job, assigns: tuple[Assign, ...]) -> bool:
-        """Assign the pods that stay: they begin to end the last attempt before all else.
+        """Assign the remaining pods. They begin to end the last attempt before anything else.
 
-        Return False if that is refused. The rest of the plan is carried out all the same. The pods
-        get the assignment at a later look, or are replaced if they are silent for too long.
+        Return False if the assignment is refused. The rest of the plan is carried out all the same.
+        The pods get the assignment at a later look, or are replaced if they are silent for too
+        long.
         """
         try:
             await self.creator.assign(job, assigns)
@@ -337,14 +341,14 @@ class Actor:
         self.cache.jobs.see(written)
         memory.last_write = self.clock()
         if status.finished:
-            # A job that is taken up again asks the API server again.
+            # If the job is retried later, the API server is asked again.
             memory.refusal = None
         self.metrics.count_restarts(job.status, status)
         self.metrics.count_seconds(job.status, status)
         return written
 
     async def read_if_current(self, seen: SeenJob) -> Dict | None:
-        """Read the job again, and return it if it is still the one that was seen."""
+        """Read the job again, and return it if it has not changed since `seen`."""
         found = await self._read(seen.value.unpack())
         return found if self._is_current(seen) else None
 
@@ -362,9 +366,9 @@ class Actor:
     # Pods
 
     async def _find_existing(self, job: Job, pod_names: tuple[str, ...]) -> list[str]:
-        """Return the names of the job's pods that exist, which then enter the cache.
+        """Return the names of the job's existing pods, and add these pods to the cache.
 
-        A pod that has lost its labels is none of the job any more.
+        A pod without its labels is no longer one of the job's.
         """
         found = []
 
@@ -377,7 +381,7 @@ class Actor:
         return sorted(found)
 
     async def _keep(self, job: Job, existing: list[str]) -> float:
-        """Decide again with pods that exist. Report those whose labels somebody has changed."""
+        """Decide again with the existing pods. Report pods whose labels somebody has changed."""
         own = {
             pod.name
             for pod in self.cache.pods_of(job.identity)
@@ -394,7 +398,7 @@ class Actor:
         return LATER
 
     async def _any_node_differs(self, node_names: Set[str]) -> bool:
-        """Return True if a Kubernetes node is not as in the cache, which then has it right.
+        """Return True if a Kubernetes node differs from the cache, and correct the cache.
 
         The watch of nodes may be interrupted. With Roles only, nodes are not read.
         """
@@ -436,7 +440,7 @@ class Actor:
             memory.refusals = 0
 
     async def _constraints(self, job: Job, creates: tuple[Create, ...]) -> Constraints:
-        """Return what decides about the nodes of new pods.
+        """Return the constraints on the nodes of new pods.
 
         Raises Refused, SpecError or CallFailed.
         """

@@ -1,7 +1,7 @@
-"""The jobs, pods and Kubernetes nodes that the watches have shown, with their indices.
+"""Cache the jobs, pods and Kubernetes nodes from the watches, with indices.
 
-The cache holds what decisions need, not whole objects. The responses to the operator's own writes
-enter it too, so the next look at a job sees them.
+The cache holds only the fields needed for decisions, not whole objects. The responses to the
+operator's own writes enter it too, so the next look at a job sees them.
 """
 
 import pickle
@@ -34,7 +34,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class KeptJob:
-    """A job in a form that takes a fifth of the memory of a Job. It is unpacked at each look."""
+    """A compressed job, in a fifth of the memory of a Job. It is unpacked at each look."""
 
     key: Key
     phase: str
@@ -52,7 +52,7 @@ class KeptJob:
 # One look at a job unpacks it several times.
 @lru_cache(maxsize=128)
 def _unpack(packed: bytes) -> Job:
-    # Only `pack` makes these bytes, so nobody else decides what is loaded.
+    # Only `pack` makes these bytes, so loading them is safe.
     job: Job = pickle.loads(zlib.decompress(packed))
     return job
 
@@ -85,7 +85,7 @@ def key_of_job(body: Dict) -> Key:
 
 
 def key_of_pod(body: Dict) -> Key:
-    """Return the key of the job whose label a pod has. It only says at which job to look."""
+    """Return the key of the job in a pod's label. It is only a hint: any pod can have the label."""
     labels = body["metadata"].get("labels") or {}
     return namespace_of(body), str(labels.get(names.LABEL_JOB, ""))
 
@@ -103,7 +103,10 @@ def _read_owned_pod(body: Dict) -> OwnedPod | None:
 
 @dataclass
 class Jobs(Store[KeptJob]):
-    """Jobs, and an index by key. `contests` has those that fit only in part, by their last look."""
+    """Jobs, and an index by key.
+
+    `contests` has the jobs that fit only in part, as of their last look.
+    """
 
     by_key: dict[Key, SeenJob] = field(default_factory=dict)
     contests: Contests = field(default_factory=Contests)
@@ -173,7 +176,7 @@ Owned = TypeVar("Owned", Workload, PodGroup)
 
 @dataclass
 class OfJobs(Store[Owned]):
-    """Objects that jobs own, with an index by the key of the job."""
+    """Objects owned by jobs, with an index by the key of the job."""
 
     by_key: dict[Key, dict[str, Owned]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -187,14 +190,14 @@ class OfJobs(Store[Owned]):
             del self.by_key[key]
 
     def of(self, job: Identity) -> tuple[Owned, ...]:
-        """Return the objects of a job, not those of another one of its name."""
+        """Return the objects of a job, without those of another job of the same name."""
         found = self.by_key.get(key_of(job), {}).values()
         return tuple(one for one in found if one.job_uid == job.uid)
 
 
 @dataclass
 class DefaultQueues(Store[bool]):
-    """The LocalQueues that take jobs without a queue: their UIDs by namespace."""
+    """The LocalQueues for jobs without a queue: their UIDs by namespace."""
 
     by_namespace: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -231,9 +234,9 @@ class Nodes(Store[Node]):
             del self.by_name[seen.value.name]
 
     def correct(self, name: str, body: Dict | None) -> Node | None:
-        """Take in the node of a name as it was just read, or its absence, and return it.
+        """Store the node of a name as it was just read, or its absence, and return it.
 
-        Another one of the name, of which the watch has not told yet, is then found by it.
+        `by_name` then leads to this node, even if the watch has reported only an earlier one.
         """
         if body is not None:
             self.restore(body)
@@ -245,15 +248,15 @@ class Nodes(Store[Node]):
 
 @dataclass
 class Cache:
-    """A store for each kind that is watched."""
+    """A store for each watched kind."""
 
     jobs: Jobs = field(default_factory=lambda: Jobs(_read_job))
     pods: Pods = field(default_factory=lambda: Pods(_read_owned_pod))
     nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
     workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
-    # Of each LocalQueue that takes jobs without a queue, only its existence is kept.
+    # Of each LocalQueue for jobs without a queue, only its existence is kept.
     default_queues: DefaultQueues = field(default_factory=lambda: DefaultQueues(_is_there))
-    # By the names of their rows. Each kind has versions of its own.
+    # By the names of their backends. Each kind has versions of its own.
     pod_groups: Mapping[str, OfJobs[PodGroup]] = field(
         default_factory=lambda: {name: OfJobs(read_pod_group) for name in POD_GROUPS}
     )
@@ -263,7 +266,7 @@ class Cache:
         return {JOBS: self.jobs, PODS: self.pods, NODES: self.nodes}
 
     def keys_of(self, kind: Kind, body: Dict) -> Iterable[Key]:
-        """Return the keys of the jobs that an object concerns."""
+        """Return the keys of the jobs to look at after a change of an object."""
         if kind == JOBS:
             return (key_of_job(body),)
         if kind == PODS:
@@ -289,7 +292,7 @@ class Cache:
         return next((one for one in self.workloads_of(job.identity) if one.name == name), None)
 
     def orphans_of(self, key: Key) -> list[Workload]:
-        """Return the Workloads of jobs of this name that do not exist any more."""
+        """Return the Workloads of removed jobs of this name."""
         seen = self.job(key)
         uid = seen.uid if seen else ""
         found = self.workloads.by_key.get(key, {}).values()
@@ -299,7 +302,7 @@ class Cache:
         return self.jobs.by_key.get(key)
 
     def older_gang_of(self, job: Job, refusal: Refusal | None) -> OlderGang | None:
-        """Return the older job that `job` should give way to, and remember what `job` lacks."""
+        """Return the older job to give way to, if any, and remember what `job` lacks."""
         gang = read_gang(job, self.pods_of(job.identity), refusal)
         self.jobs.contests.see(gang)
         yielding = job.status.attempt.yielding
@@ -311,6 +314,6 @@ class Cache:
         return list(self.pods.by_owner.get(job, {}).values())
 
     def pods_of_earlier_jobs(self, job: Identity) -> list[Pod]:
-        """Return the pods that still run and belong to other jobs of the same name."""
+        """Return the running pods of other jobs of the same name."""
         owners = self.pods.owners.get(key_of(job), set()) - {job}
         return [pod for owner in owners for pod in self.pods_of(owner) if not pod.released]

@@ -1,7 +1,7 @@
-"""The time of day that decisions are based on.
+"""The time of day for decisions.
 
-A machine's clock may jump, after a wrong answer of a time server for example. Deadlines must
-neither end early nor late by that.
+A machine's clock may jump, after a wrong answer of a time server for example. Such a jump must not
+make a deadline end early or late.
 """
 
 import time
@@ -31,7 +31,7 @@ class SteadyClock:
         self._adopt()
 
     def now(self) -> datetime:
-        """Return the time of the wall clock; after a jump, the time that has passed since."""
+        """Return the time of the wall clock. After a jump, continue from the time before it."""
         steady = self._base + timedelta(seconds=self.monotonic() - self._since)
         if abs(self.wall() - steady) <= TOLERANCE:
             self._adopt()

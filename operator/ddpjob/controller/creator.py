@@ -1,4 +1,4 @@
-"""Creates the objects of a job, assigns its pods, and says why the API server refuses one."""
+"""Create the objects of a job, assign its pods, and explain refusals of the API server."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Set
@@ -28,10 +28,10 @@ from ddpjob.kube.request import Request, Verb
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
 
-# How the API server serves what a job owns.
+# The kinds of a job's objects, as the API server serves them.
 KINDS = {one: Kind(one.group, one.version, one.plural) for one in Owned}
 
-# The labels by which the operator finds a pod.
+# The labels needed to find a pod.
 OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 
 
@@ -39,9 +39,9 @@ OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 class Creator:
     """Creates the objects of jobs, with the administrator's settings.
 
-    - `territory`: has the Lease of each namespace, which owns the agent's ConfigMap.
+    - `territory`: has the Lease of each namespace. The Lease owns the agent's ConfigMap.
     - `with_agent`: the namespaces that have this ConfigMap, each with the UID of its Lease.
-    - `providing`: the requests for it that are under way, by namespace.
+    - `providing`: the current requests for it, by namespace.
     """
 
     writer: Writer
@@ -56,7 +56,7 @@ class Creator:
     ) -> None:
         """Create objects in their order, and those of one kind side by side.
 
-        `constraints` decide about the nodes of the pods, which need the agent's ConfigMap.
+        `constraints` restrict the nodes of the pods. The pods need the agent's ConfigMap.
         Raises Refused or SpecError.
         """
         for kind, group in groupby(creates, key=lambda create: create.kind):
@@ -83,7 +83,7 @@ class Creator:
     async def provide_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent. Raises Refused.
 
-        One that exists is compared: anybody who may write ConfigMaps could have made it.
+        An existing one is compared: anybody with the right to write ConfigMaps could have made it.
         """
         lease = self.territory.uid_of_mark(namespace)
         body = objects.agent_config_map(namespace, lease)
@@ -101,7 +101,7 @@ class Creator:
         self.with_agent[namespace] = lease
 
     async def check_agent(self, namespace: str) -> None:
-        """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
+        """Create the ConfigMap with the agent again if it is gone. Raises Refused."""
         body = objects.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
         request = Request(Verb.GET, CONFIG_MAPS, namespace, body["metadata"]["name"])
         with told_refusals():
@@ -114,15 +114,15 @@ class Creator:
             _compare(found, body)
 
     def forget_others(self, namespaces: Set[str]) -> None:
-        """Forget all namespaces but these, which have jobs."""
+        """Forget all other namespaces. `namespaces` are those with jobs."""
         self.with_agent = {name: uid for name, uid in self.with_agent.items() if name in namespaces}
 
     async def assign(self, job: Job, assigns: Iterable[Assign]) -> None:
-        """Give pods that stay the assignment of the current attempt, side by side."""
+        """Give remaining pods the assignment of the current attempt, side by side."""
         await run_all(self._assign(job, assign) for assign in assigns)
 
     async def _assign(self, job: Job, assign: Assign) -> None:
-        """Change the label and the assignment of a pod at once. A pod that is gone is no error."""
+        """Change the label and the assignment of a pod in one request. Ignore a removed pod."""
         addresses = self.settings.addresses
         body = {
             "metadata": {
@@ -158,9 +158,9 @@ class Creator:
             self.cache.pods.see(created)
 
     async def _require_own(self, job: Job, kind: Kind, name: str) -> dict[str, Any]:
-        """Return the object that has the name already. Raises Refused if it is not the job's.
+        """Return the existing object of this name. Raises Refused if it is not the job's.
 
-        It is the job's own if an earlier request succeeded and its answer was lost.
+        It is the job's if an earlier request succeeded and its answer was lost.
         """
         what = f"{kind.plural.removesuffix('s')} {name}"
         found = await self.writer.read(Request(Verb.GET, kind, job.namespace, name))
@@ -186,11 +186,11 @@ def _exists(error: ApiError) -> bool:
 
 
 def _compare(found: Dict | None, wanted: Dict) -> None:
-    """Raise Refused if the ConfigMap that has the name is going, or has other content."""
+    """Raise Refused if the ConfigMap of this name is being deleted or has other content."""
     name = wanted["metadata"]["name"]
     if found is None or found["metadata"].get("deletionTimestamp"):
         raise Refused(Reason.NAME_IN_USE, f"ConfigMap {name} is being deleted")
-    # Python would also import a file that was added.
+    # Python would also import an added file.
     is_same = found.get("data") == wanted["data"] and not found.get("binaryData")
     if not is_same or not found.get("immutable"):
         message = f"ConfigMap {name} exists with other content; delete it"
@@ -198,7 +198,7 @@ def _compare(found: Dict | None, wanted: Dict) -> None:
 
 
 def _require_labels(sent: Mapping[str, Any], created: Mapping[str, Any]) -> None:
-    """Raise Refused if a pod has not got the labels by which the operator finds it.
+    """Raise Refused if a created pod lacks one of OWN_LABELS.
 
     Otherwise the operator would create the pod again and again.
     """

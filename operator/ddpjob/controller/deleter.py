@@ -1,4 +1,4 @@
-"""Deletes pods and jobs, and reports the pods that cannot be deleted."""
+"""Delete pods and jobs, and report the pods that cannot be deleted."""
 
 import logging
 from collections.abc import Iterable

@@ -1,14 +1,14 @@
-"""The exceptions of the controller, beside those of a request.
+"""The exceptions of the controller, in addition to those of a request.
 
 Exception
 ├── Unreachable            of ddpjob.kube.errors
-│   └── GaveWay            other requests needed the place
+│   └── GaveWay            other requests needed its place
 │       └── NotSent        the request was not sent
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
-    ├── MoreIsReadable     what is not watched can be read now
-    └── CannotRun          something that the operator needs is missing
+    ├── MoreIsReadable     something unwatched can be read now
+    └── CannotRun          a requirement of the operator is missing
 """
 
 from ddpjob.kube.errors import Unreachable
@@ -25,8 +25,8 @@ class NotSent(GaveWay):
 class Refused(Exception):
     """The API server does not accept an object now, or never will if `final`.
 
-    `counts_ended_pods` is True for a quota that counts pods which have ended too. `passes` is True
-    for what lasts a moment, and is tried again without back-off.
+    `counts_ended_pods` is True if a quota counts ended pods too. `passes` is True for a momentary
+    refusal: the next try needs no back-off.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class LeaseLost(MustStop):
 
 
 class MoreIsReadable(MustStop):
-    """Something can be read now that could not be read when the watches began."""
+    """A namespace or the nodes have become readable since the watches began."""
 
 
 class CannotRun(MustStop):
-    """Something that the operator needs is missing. The message says what to do."""
+    """A requirement of the operator is missing. The message says what to do."""

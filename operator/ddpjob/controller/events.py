@@ -25,11 +25,11 @@ class Reporter:
 
     writer: Writer
     identity: str
-    # The last message of each job, by UID, about a pod that stands in the way.
+    # The last message of each job from `post_once`, by UID.
     _standing: dict[str, str] = field(default_factory=dict)
 
     async def post(self, job: Job, event: Event) -> bool:
-        """Post one event, and return True if that succeeded. Raises nothing but LeaseLost."""
+        """Post one event. Return True if it was posted. Raises nothing but LeaseLost."""
         key = f"{job.namespace}/{job.name}"
         extra = {"job": key, "reason": event.reason}
         log.info("%s: %s: %s", key, event.reason, event.message, extra=extra)
@@ -42,7 +42,7 @@ class Reporter:
         return True
 
     async def post_once(self, job: Job, reason: str, message: str) -> None:
-        """Post an event about a pod that stands in the way, unless the last one said the same."""
+        """Post an event about an obstacle, unless the last one has the same message."""
         if message == self._standing.get(job.uid):
             return
         if await self.post(job, Event("Warning", reason, message[:MAX_MESSAGE])):
@@ -54,7 +54,7 @@ class Reporter:
 
 
 def event_body(job: Job, event: Event, identity: str) -> dict[str, Any]:
-    """Return a core/v1 Event about a job. `identity` names the operator that reports it."""
+    """Return a core/v1 Event about a job. `identity` names the reporting operator."""
     now = format_time(datetime.now(UTC))
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""The watch of a kind that a cluster may have or not, such as Kueue's Workloads.
+"""Watch an optional kind of a cluster, such as Kueue's Workloads.
 
-kopf takes the kinds that it watches once, at its start. An extension of Kubernetes may be
-installed, and removed, at any time, so its kinds have watches of their own.
+kopf chooses its kinds once, at its start. An extension of Kubernetes may be installed and removed
+at any time, so its kinds have watches of their own.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from ddpjob.kube.watch import watch
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks for the API, and before a watch that failed is begun again.
+# Seconds between two looks for the API, and before a failed watch is begun again.
 INTERVAL = 10.0
 
 # Seconds for the first look at the API.
 FIRST_LOOK = 2.0
 
-# The objects that the operator has made.
+# The operator's own objects.
 OWN = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
 
 
 @dataclass
 class Extension:
-    """What is known of a kind, and the watch of its objects.
+    """The watch of a kind's objects, and the state of the kind.
 
-    - `store`: has the objects, and `query` selects them.
-    - `namespaces`: those that are watched; without any, all are.
+    - `store`: has the objects. `query` selects them.
+    - `namespaces`: the watched namespaces; empty for all.
     - `unreadable`: those of them in which the objects cannot be read.
     """
 
@@ -71,17 +71,17 @@ class Extension:
             await asyncio.sleep(INTERVAL)
 
     def state_in(self, namespace: str) -> ApiState:
-        """Return what is known of the objects of a namespace."""
+        """Return the state of the kind in a namespace."""
         is_served = self.state is ApiState.SERVED
         return ApiState.UNREADABLE if is_served and namespace in self.unreadable else self.state
 
     @property
     def has_looked(self) -> bool:
-        """Return True once it is known whether the API is served, or that it cannot be read."""
+        """Return True after the first look at the API, also after a failed one."""
         return self._has_looked.is_set()
 
     async def wait_for_first_look(self) -> None:
-        """Wait until it is known whether the API is served, for a moment at most."""
+        """Wait for the first look at the API, for FIRST_LOOK seconds at most."""
         try:
             async with asyncio.timeout(FIRST_LOOK):
                 await self._has_looked.wait()
@@ -89,7 +89,7 @@ class Extension:
             return
 
     async def _follow(self) -> ApiState:
-        """Watch the objects until that fails. Return ABSENT if the API is not there."""
+        """Watch the objects until the watch fails. Return ABSENT if the API is not there."""
         if not await self._is_served():
             return ApiState.ABSENT
         self._listed.clear()
@@ -113,7 +113,10 @@ class Extension:
         return any(kind.get("name") == self.kind.plural for kind in found.get("resources", ()))
 
     async def _keep_watch(self, namespace: str | None) -> None:
-        """Watch one of several namespaces also after it could not be read. It stops no other."""
+        """Watch a namespace, or all. If one of several is unreadable, try it again later.
+
+        It does not stop the watches of the others.
+        """
         while True:
             try:
                 await self._watch(namespace)
@@ -146,7 +149,7 @@ class Extension:
                 self.queue.add(key)
 
     def _become(self, state: ApiState) -> None:
-        """Change what is known, and look at all jobs then: some wait for it."""
+        """Set the state. After a change, look at all jobs: some wait for it."""
         self._has_looked.set()
         if state is self.state:
             return
@@ -154,7 +157,7 @@ class Extension:
         self._look_at_jobs()
 
     def _note_list(self, namespace: str | None) -> None:
-        """Note that the objects of a namespace are known, or cannot be read."""
+        """Note a namespace after its LIST, or as unreadable."""
         self._listed.add(namespace)
         if len(self._listed) >= max(1, len(self.namespaces)):
             self._become(ApiState.SERVED)
@@ -167,9 +170,9 @@ class Extension:
 
 @dataclass(frozen=True)
 class Extensions:
-    """All that an operator watches and a cluster may not have.
+    """The optional kinds of a cluster.
 
-    `pod_groups` has each kind of PodGroups by the name of its row.
+    `pod_groups` has each kind of PodGroups by the name of its backend.
     """
 
     queues: Extension
@@ -177,9 +180,9 @@ class Extensions:
     pod_groups: Mapping[str, Extension]
 
     def has_default_queue(self, namespace: str) -> bool | None:
-        """Return True if a LocalQueue takes the jobs of a namespace that have no queue.
+        """Return True if a namespace has a LocalQueue for jobs without a queue.
 
-        None: that is not read yet.
+        Returns None if this is not known yet.
         """
         both = (self.queues, self.default_queues)
         if self.queues.state in (ApiState.OFF, ApiState.REFUSED):
@@ -201,7 +204,7 @@ def extensions(
     namespaces: Sequence[str],
     of_queues: ApiState,
 ) -> Extensions:
-    """Return the watches of an operator. `of_queues` is what the administrator says of queues."""
+    """Return the watches of an operator. `of_queues` is the administrator's choice about queues."""
 
     def watched(kind: Kind, store: Store[Any], **more: Any) -> Extension:
         return Extension(api, cache, queue, kind, store, namespaces, **more)

@@ -13,8 +13,8 @@ Group = Hashable
 class FairLine(Generic[Item]):
     """Waiting items, and how many items of each group are under way.
 
-    The next in line is the first item of the group that has the fewest under way. Groups that have
-    as many take turns.
+    The next in line is the first item of the group with the fewest items under way. Groups with
+    equal numbers take turns.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class FairLine(Generic[Item]):
         self._waiting.setdefault(group, deque()).append(item)
 
     def first(self) -> Item:
-        """Return the next item in line, which stays there."""
+        """Return the next item in line. It stays there."""
         group = min(self._waiting, key=self.under_way.__getitem__)
         return self._waiting[group][0]
 

@@ -1,4 +1,4 @@
-"""The metrics of the operator: a row for each, of which the page of the metrics has a table.
+"""The metrics of the operator, one row for each. The rows also make the documentation's table.
 
 The text of a row is the help of its metric.
 """
@@ -17,10 +17,10 @@ class Family:
     labels: tuple[str, ...] = ()
 
 
-# Those that are counted while the operator works.
+# Counted while the operator works.
 COUNTERS: Mapping[str, Family] = {
     "ddpjob_restarts": Family(
-        "New attempts of a gang by cause, also those that use no budget: Failure, Hang, "
+        "New attempts of a gang by cause, with or without use of a budget: Failure, Hang, "
         "Disruption, NotResumed, Rendezvous, Resized, Suspended or Yielded",
         ("cause",),
     ),
@@ -40,40 +40,39 @@ HISTOGRAMS: Mapping[str, Family] = {
     "ddpjob_reconcile_seconds": Family(
         "Duration of one reconcile of a job in seconds, with its writes"
     ),
-    "ddpjob_queue_seconds": Family("Time for which a job was due before a worker looked at it"),
+    "ddpjob_queue_seconds": Family("Waiting time of a due job until a worker looks at it"),
 }
 GAUGES: Mapping[str, Family] = {
-    "ddpjob_queue_depth": Family("Jobs that are due"),
+    "ddpjob_queue_depth": Family("Number of due jobs"),
     "ddpjob_leader": Family("1 while this process holds the Lease"),
 }
 
-# Those that are counted at each scrape, so that the numbers cannot drift.
+# Counted at each scrape: so the numbers cannot drift.
 JOBS = "ddpjob_jobs"
 SCRAPED: Mapping[str, Family] = {JOBS: Family("DDPJobs by phase", ("phase",))}
 
-# What is known of each job, by the end of the name. Its labels are beside `namespace` and `ddpjob`,
-# the job's name. Prometheus uses a label `job` for its own purposes.
+# The metrics of each job, by the end of their names. Their labels are beside `namespace` and
+# `ddpjob`, the job's name. Prometheus uses a label `job` for its own purposes.
 EACH_JOB: Mapping[str, Family] = {
     "info": Family("1 for each job", ("accelerator",)),
     "phase": Family("1 for the phase of a job", ("phase",)),
     "attempt": Family("Number of the current attempt; the first is 0"),
     "restarts": Family(
-        "Restarts that are counted, by the budget: failures, disruptions or announced", ("budget",)
+        "Counted restarts, by budget: failures, disruptions or announced", ("budget",)
     ),
     "nodes": Family("Nodes of the current attempt, by state: desired or ready", ("state",)),
     "activity_seconds": Family(
         "Seconds of each activity, corrected when an attempt has ended", ("activity",)
     ),
     "goodput_ratio": Family(
-        "Part of these seconds that was training, from the first training on, until the job has "
+        "Part of these seconds spent on training, from the first training on, until the job has "
         "finished"
     ),
     "attempt_end_timestamp_seconds": Family(
-        "Unix time at which one of the last ten attempts ended, by the cause of its end: the "
-        "newest of each",
+        "Unix time of the end of one of the last ten attempts, by its cause: the newest of each",
         ("cause",),
     ),
-    "completion_timestamp_seconds": Family("Unix time at which a job finished"),
+    "completion_timestamp_seconds": Family("Unix time of the end of a job"),
 }
 
 
@@ -101,11 +100,11 @@ def gauges(registry: CollectorRegistry) -> dict[str, Gauge]:
 
 
 def families() -> dict[str, Family]:
-    """Return the families of the whole operator, by the names that a scrape has."""
+    """Return the families of the whole operator, by their names in a scrape."""
     totals = {f"{name}_total": one for name, one in COUNTERS.items()}
     return {**SCRAPED, **totals, **HISTOGRAMS, **GAUGES}
 
 
 def families_of_jobs() -> dict[str, Family]:
-    """Return the families of each job, by the names that a scrape has."""
+    """Return the families of each job, by their names in a scrape."""
     return {f"ddpjob_job_{name}": one for name, one in EACH_JOB.items()}

@@ -1,4 +1,4 @@
-"""kopf's wiring, without logic: an event enters the cache, and its job's key the queue.
+"""Connect kopf, without logic: an event enters the cache, and its job's key the queue.
 
 Only `on.event` is used. Handlers of other kinds write finalizers and annotations, and lose
 deletions (docs/decisions/0002).
@@ -20,7 +20,7 @@ from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict
 from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED, Kind
 
-# Seconds that a pod's event waits. The pods of a gang change together, and one look at the job
+# The delay of a pod's event in seconds. The pods of a gang change together, and one look at the job
 # serves many of their events.
 GATHER_SECONDS = 0.05
 
@@ -32,7 +32,7 @@ TOKEN_LIFETIME = timedelta(minutes=10)
 
 
 def registry(lister: Lister, actor: Actor, configuration: Configuration) -> kopf.OperatorRegistry:
-    """Return the handlers of one operator: one for each kind that it watches."""
+    """Return the handlers of one operator: one for each watched kind."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(id="login", registry=handlers)
@@ -69,7 +69,7 @@ def _watch(kind: Kind, lister: Lister, actor: Actor, handlers: kopf.OperatorRegi
 
 
 def _jobs_that_wait_for_end_of(pod: Dict, cache: Cache, actor: Actor) -> list[SeenJob]:
-    """Return the jobs that may create their pods now that a pod is gone.
+    """Return the jobs that may be able to create their pods after the end of a pod.
 
     One may wait for the pod's name, others for room in a quota.
     """
@@ -102,7 +102,7 @@ async def connection(configuration: Configuration) -> kopf.ConnectionInfo:
 class NoDiffs(kopf.DiffBaseStorage):
     """Stores no older version of an object.
 
-    kopf copies every object twice to compare it with its older version, which no handler reads.
+    kopf copies every object twice to compare it with its older version. No handler reads that.
     """
 
     def build(
@@ -119,7 +119,7 @@ class NoDiffs(kopf.DiffBaseStorage):
 class NoMemories(ResourceMemories):
     """Keeps nothing about an object after its event.
 
-    kopf keeps 1 KB for each object that it has ever seen, for handlers that this operator has not.
+    kopf keeps 1 KB for each object it has ever seen, for handlers not used by this operator.
     """
 
     async def recall(self, *args: Any, **options: Any) -> ResourceMemory:
@@ -133,13 +133,13 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True  # Scanning needs rights on CRDs and namespaces.
     chosen.posting.enabled = False
     chosen.persistence.diffbase_storage = NoDiffs()
-    # A connection that is dead without a word is noticed when it should have ended.
+    # A silently dead connection is noticed when it should have ended.
     chosen.watching.server_timeout = 60
     chosen.watching.client_timeout = 75
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE_SIZE
     chosen.watching.label_selectors[PODS.plural] = PODS.selector
-    chosen.queueing.idle_timeout = 0.2  # Seconds that kopf keeps an object's last event in memory.
+    chosen.queueing.idle_timeout = 0.2  # kopf keeps an object's last event for so many seconds.
     chosen.networking.request_timeout = 30
     # Long enough in sum for an upgrade of the API server.
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)

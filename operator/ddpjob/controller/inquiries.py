@@ -20,8 +20,8 @@ from ddpjob.core.plan import Question
 
 log = logging.getLogger(__name__)
 
-# The longest wait for an answer, the time between two questions to one pod, and the time for which
-# an answer says something, in seconds.
+# The longest wait for an answer, the time between two questions to one pod, and how long an answer
+# is used, in seconds.
 ANSWER_SECONDS = 1.0
 INTERVAL = 10.0
 FRESH = 15.0
@@ -55,7 +55,7 @@ class Inquiries:
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     def answers(self, uids: Iterable[str]) -> dict[str, AgentState]:
-        """Return the states that the agents of these pods have just answered, by UID."""
+        """Return the agents' fresh answers for these pods, by UID."""
         oldest = self._clock() - FRESH
         found = ((uid, self._asked.get(uid)) for uid in uids)
         return {
@@ -101,7 +101,7 @@ class Inquiries:
             self._look_again(key)
 
     async def _ask_one(self, session: aiohttp.ClientSession, question: Question) -> bool:
-        """Ask one agent. Return True if it has answered. Otherwise its last answer is forgotten."""
+        """Ask one agent. Return True if it has answered, or else forget its last answer."""
         async with self._places:
             text = await _get(session, question)
         state = read_state(text)

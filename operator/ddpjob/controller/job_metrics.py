@@ -1,7 +1,7 @@
 """Prometheus metrics of each job, as text.
 
-A cluster may have 10,000 jobs, and each has about 15 series. So the text is written by parts, and
-the operator works in between. A Collector of prometheus_client cannot do that.
+A cluster may have 10,000 jobs, and each has about 15 series. So the text is written in parts, and
+the operator works in between. A Collector of prometheus_client cannot do this.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def _samples(job: Job) -> Iterator[Sample]:
     seconds = seconds_until(status, datetime.now(UTC))
     for activity, passed in seconds.items():
         yield "activity_seconds", (activity,), passed
-    # A job that has never trained, or that has finished, has no goodput to watch.
+    # A job before its first training, or a finished one, has no goodput to watch.
     if Activity.TRAINING in seconds and not status.finished:
         yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
     for cause, ended in _last_ends(status):
@@ -46,7 +46,7 @@ def _samples(job: Job) -> Iterator[Sample]:
 
 
 def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
-    """Yield the causes that ended attempts of the job's history, each with its newest time."""
+    """Yield the causes of the attempts' ends in the job's history, each with its newest time."""
     ends: dict[str, datetime | None] = {}
     # The newest attempt comes first.
     for attempt in status.attempts:

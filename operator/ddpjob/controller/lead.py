@@ -1,4 +1,4 @@
-"""The work of the leader: the Lease, the LISTs, the workers and kopf's watches, side by side."""
+"""Run the parts of the leader side by side: the Lease, LISTs, workers and kopf's watches."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from ddpjob.kube.request import ReadDocument
 
 log = logging.getLogger(__name__)
 
-# Seconds between two checks for the CRD, and for a LIST that has succeeded.
+# Seconds between two checks for the CRD, and for the first successful LIST.
 CRD_INTERVAL = 2.0
 LIST_INTERVAL = 0.1
 
@@ -91,7 +91,7 @@ def _watched(operator: Operator) -> str:
 
 @contextlib.asynccontextmanager
 async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Future[None]"]:
-    """Run coroutines that must never end. The future gets the error of the first that does."""
+    """Run coroutines that must never end. The future gets the error of the first one to end."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -131,10 +131,10 @@ async def _watch(operator: Operator) -> None:
 
 
 async def _readable_namespaces(lister: Lister) -> list[str]:
-    """Return the namespaces that kopf can watch; none if it watches all.
+    """Return the namespaces for kopf to watch; none if it watches all.
 
-    kopf ends if it is not allowed to read what it watches. So it gets only what the first LIST
-    could read.
+    kopf ends if it has no right to read its kinds in a namespace. So it gets only the namespaces
+    readable by the first LIST.
     """
     while not lister.namespaces and lister.reads_nodes is None:
         await asyncio.sleep(LIST_INTERVAL)

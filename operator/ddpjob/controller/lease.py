@@ -1,9 +1,9 @@
-"""Leader election: one operator works, the others wait for its Lease.
+"""Elect a leader: one operator works, the others wait for its Lease.
 
 A coordination.k8s.io Lease is held by compare-and-swap. The times follow client-go's leader
 election. A candidate takes over if it has not seen the Lease change for DURATION. The holder itself
-stops writing when DEADLINE has passed since its last successful renewal began, which is sooner.
-Only the monotonic clock of each process counts.
+stops writing sooner: when DEADLINE has passed since its last successful renewal began. Only the
+monotonic clock of each process counts.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Lease:
         try:
             while not task.done():
                 self.check()
-                # Each renewal moves the end, and a renewal that finds another holder is the end.
+                # Each renewal moves the end. If a renewal finds another holder, that is the end.
                 await asyncio.wait([task], timeout=min(self.remaining, RETRY))
         finally:
             task.cancel()
@@ -96,7 +96,7 @@ class Lease:
             await asyncio.sleep(RETRY)
 
     async def keep(self) -> None:
-        """Renew the Lease for ever. Raises LeaseLost if that fails for too long."""
+        """Renew the Lease for ever. Raises LeaseLost if it fails for too long."""
         while True:
             await asyncio.sleep(RETRY)
             try:
@@ -106,7 +106,7 @@ class Lease:
             self.check()
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next leader need not wait."""
+        """Give the Lease back. The next leader then need not wait."""
         if self.remaining <= 0:
             return
         self._deadline = float("-inf")
@@ -132,8 +132,8 @@ class Lease:
     async def _swap(self, holder: str) -> dict[str, Any] | None:
         """Write the Lease with `holder`. Return None if it is gone or belongs to another process.
 
-        After a conflict it is tried once more: the last write may have arrived although its answer
-        was lost.
+        After a conflict, try once more: the last write may have arrived although its answer was
+        lost.
         """
         try:
             return await self._put(holder)

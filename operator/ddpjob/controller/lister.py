@@ -1,9 +1,9 @@
-"""The LISTs, which begin and correct the cache.
+"""Fill and correct the cache by LISTs.
 
-A complete LIST finds the deletions that a watch missed. It is needed after a gap of a watch, and
-once an hour. Every minute, a LIST of one object of each kind, or of all if there are few, shows
-whether the API server still answers, whether the operator may still read, and that the API server
-has not gone back in time.
+A complete LIST finds the deletions missed by a watch. It is needed after a gap of a watch, and once
+an hour. Every minute, a LIST of one object of each kind, or of all if there are few, checks three
+things: the API server still answers, the operator may still read, and the API server has not gone
+back in time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ EARLY_INTERVALS = (2.0, 10.0)
 # Seconds before a failed LIST is tried again, until the first LIST has succeeded.
 RETRY_INTERVAL = 1.0
 
-# Longest time in seconds for which a replica of the API server may lag behind the others.
+# Longest time in seconds by which a replica of the API server may lag behind the others.
 LONGEST_LAG = 50.0
 
 NO_NODES = (
@@ -41,7 +41,7 @@ NO_NODES = (
     "Kubernetes itself has evicted them, which takes 5 minutes, and spot notices are not seen."
 )
 
-# What reads the objects of a kind, in a namespace or in all, with so many tries for a page.
+# A function to read the objects of a kind, in a namespace or in all, with so many tries for a page.
 Read = Callable[[Kind, str | None, int], Awaitable[object]]
 
 NO_ROLE = "Give the operator its Role there, or remove the namespace from watchNamespaces."
@@ -49,10 +49,10 @@ NO_ROLE = "Give the operator its Role there, or remove the namespace from watchN
 
 @dataclass
 class Lister:
-    """Lists what is watched, in the watched namespaces, or in all if there are none.
+    """Lists the watched kinds, in the watched namespaces, or in all if there are none.
 
     - `after_turn`: called after each turn.
-    - `last_request`: monotonic time at which the last page of a LIST was requested.
+    - `last_request`: monotonic time of the last request for a page of a LIST.
     - `versions`: resourceVersion of the last LIST of each kind and namespace.
     - `unreadable`: watched namespaces that the last LIST could not read.
     - `unwatched`: watched namespaces that were unreadable when the watches began.
@@ -71,16 +71,16 @@ class Lister:
     reads_nodes: bool | None = None
     # All pods of the namespaces before this one, in the order of a LIST, are in the cache.
     _passed: str = ""
-    # Watched namespaces that were listed at least once.
+    # Watched namespaces with at least one LIST.
     _listed: set[str] = field(default_factory=set)
     _complete: bool = False
-    # The kinds of which a watch has told something.
+    # The kinds with at least one event of a watch.
     _heard: set[Kind] = field(default_factory=set)
     # Whether a watch may have missed a deletion since the last complete LIST began, and when that
     # was, in monotonic seconds.
     _has_gap: bool = True
     _last_complete: float = 0.0
-    # Monotonic time since which the LISTs of a kind are older than an earlier one.
+    # For each kind whose LISTs are older than an earlier one: the monotonic time since then.
     _back_since: dict[Kind, float] = field(default_factory=dict)
 
     @property
@@ -99,14 +99,14 @@ class Lister:
 
     @property
     def readable(self) -> list[str]:
-        """Watched namespaces that the last LIST could read."""
+        """Return the watched namespaces that the last LIST could read."""
         return [name for name in self.namespaces if name not in self.unreadable]
 
     async def run(self) -> None:
         """List everything at once and again after a few seconds, then take a turn every minute.
 
-        Raises MoreIsReadable if nodes or a namespace can be read that are not watched: kopf takes
-        what it watches only once. Raises CannotRun if the API server has gone back in time.
+        Raises MoreIsReadable if unwatched nodes or an unwatched namespace can be read now: kopf
+        chooses its watches only once. Raises CannotRun if the API server has gone back in time.
         """
         early = iter(EARLY_INTERVALS)
         while True:
@@ -135,7 +135,7 @@ class Lister:
         self._has_gap = True
 
     async def take_turn(self) -> None:
-        """List everything if that is needed, or one object of each kind. Raises CallFailed."""
+        """List everything if necessary, or one object of each kind. Raises CallFailed."""
         is_due = time.monotonic() - self._last_complete >= COMPLETE_INTERVAL
         if not (self._has_gap or is_due):
             await self._read_all(self._check)
@@ -145,9 +145,9 @@ class Lister:
         self.after_turn()
 
     async def list_once(self) -> None:
-        """List every namespace that can be read. Raises CallFailed if none can.
+        """List every readable namespace. Raises CallFailed if none can be read.
 
-        A namespace that cannot be read stops no other one.
+        An unreadable namespace does not stop the LISTs of the others.
         """
         self._has_gap = False
         self._last_complete = time.monotonic()
@@ -156,7 +156,7 @@ class Lister:
         except CallFailed:
             self._has_gap = True
             raise
-        # Every job gets a look, whatever the watches have missed.
+        # Look at every job, because the watches may have missed something.
         self._complete = True
         for key in self.cache.jobs.by_key:
             self.queue.add(key)
@@ -172,7 +172,7 @@ class Lister:
     async def _read_namespaces(self, kinds: Sequence[Kind], read: Read) -> None:
         """Read the watched namespaces. Raises CallFailed if none can be read.
 
-        One that fails is read again after all others, with several tries for each page.
+        A failed one is read again after all others, with several tries for each page.
         """
         failed: dict[str, CallFailed] = {}
         for namespace in self.namespaces:
@@ -192,7 +192,7 @@ class Lister:
         self, namespace: str, kinds: Sequence[Kind], read: Read, tries: int
     ) -> CallFailed | None:
         if namespace in self.unreadable or namespace not in self._listed:
-            # What happened there meanwhile is not known.
+            # The changes there since then are unknown.
             read = self._list
         try:
             for kind in kinds:
@@ -232,9 +232,9 @@ class Lister:
         self.unreadable = frozenset(failed)
 
     async def _check(self, kind: Kind, namespace: str | None, tries: int) -> None:
-        """Read one object of a kind, and note a gap if no watch has told of any that are known.
+        """Read one object of a kind, and note a gap if objects are known but no watch reported one.
 
-        A few objects are read all: kopf tells nothing of a LIST that is empty.
+        If there are only a few objects, all are read: kopf reports nothing about an empty LIST.
         """
         store = self.cache.stores[kind]
         was_gap = bool(store.objects) and kind not in self._heard
@@ -248,9 +248,9 @@ class Lister:
             self.note_gap()
 
     async def _list(self, kind: Kind, namespace: str | None, tries: int) -> int:
-        """Show every object of a kind to the cache, and remove those that do not exist any more.
+        """Add every object of a kind to the cache, and remove the others from it.
 
-        Return how many were removed.
+        Return the number of removed ones.
         """
         store = self.cache.stores[kind]
         listed = set()
@@ -281,7 +281,7 @@ class Lister:
     def _went_back(self, kind: Kind, before: int, version: int) -> bool:
         """Return True if a LIST is older than the one before it.
 
-        One replica of the API server may lag behind for a moment. Raises CannotRun if that lasts:
+        One replica of the API server may lag behind for a moment. Raises CannotRun if this lasts:
         then the cache would ignore every change.
         """
         if version >= before:
@@ -305,7 +305,7 @@ class Lister:
                 self.queue.add(key)
 
     def _pass(self, namespace: str) -> None:
-        """Look at the jobs of the namespaces whose pods are complete: LISTs are in their order."""
+        """Look at the jobs of namespaces before this one in a LIST: all their pods are known."""
         if self._complete or self.namespaces or _place(namespace) <= _place(self._passed):
             return
         for key in self.cache.jobs.by_key:

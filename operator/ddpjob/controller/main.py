@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
-# The API server accepts JSON that is nested up to 10,000 levels deep. With Python's own limit, one
-# such job would end every start of the operator.
+# The API server accepts JSON nested up to 10,000 levels deep. With Python's own limit, one such job
+# would end every start of the operator.
 RECURSION_LIMIT = 60_000
 
 
@@ -56,7 +56,7 @@ RECURSION_LIMIT = 60_000
 class Options:
     """Options of one operator process.
 
-    Without `namespaces` it watches all of them. It does nothing in those that are `excluded`.
+    Without `namespaces` it watches all of them. It does nothing in the `excluded` ones.
     """
 
     namespaces: Sequence[str] = ()
@@ -101,7 +101,7 @@ def run(options: Options) -> int:
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude the imported modules from garbage collection, which is frequent in bursts of pods."""
+    """Exclude the imported modules from garbage collection: bursts of pods make it frequent."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -132,8 +132,8 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def operate(options: Options) -> None:
     """Run one operator until it is cancelled. Raises CannotRun if it cannot continue.
 
-    It needs a separate event loop: when kopf ends, it cancels every task of the loop that was
-    created after its own.
+    It needs a separate event loop: when kopf ends, it cancels every task created in the loop after
+    its own.
     """
     settings = await configuration(options.kubeconfig)
     operator = _assemble(options, settings)

@@ -19,7 +19,7 @@ from ddpjob.kube.request import AnyRequest
 
 @dataclass(frozen=True)
 class CountedJobs:
-    """The jobs in the cache that have metrics: those of the namespaces that are not excluded."""
+    """The jobs in the cache with metrics: those outside the excluded namespaces."""
 
     cache: Cache
     excluded: Set[str]
@@ -31,7 +31,7 @@ class CountedJobs:
 
 
 class JobsByPhase(Collector):
-    """Counts the jobs in the cache at each scrape, so that the numbers cannot drift."""
+    """Counts the jobs in the cache at each scrape. So the numbers cannot drift."""
 
     def __init__(self, jobs: CountedJobs) -> None:
         self._jobs = jobs
@@ -83,7 +83,7 @@ class Metrics:
     def count_restarts(self, old: Status, new: Status) -> None:
         """Count the new attempt of a status, if there is one, also if it uses no budget.
 
-        An attempt that was found again is not new.
+        An attempt found again after a loss of the status is not new.
         """
         if old.attempt.number is None or new.attempt.number == old.attempt.number:
             return
@@ -94,12 +94,12 @@ class Metrics:
         self.restarts.labels(str(cause)).inc()
 
     def count_seconds(self, old: Status, new: Status) -> None:
-        """Count the time of the activities that ended with a status."""
+        """Count the time of the activities ended by a new status."""
         passed = {
             activity: new.account.seconds.get(activity, 0) - old.account.seconds.get(activity, 0)
             for activity in Activity
         }
-        # What turned out later to be no training has been counted already.
+        # Time found later to be no training has been counted already, as training.
         passed[Activity.STARTING] += min(passed[Activity.TRAINING], 0)
         for activity, seconds in passed.items():
             # Somebody may have changed the status.

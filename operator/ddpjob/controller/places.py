@@ -1,4 +1,4 @@
-"""Carries out what a plan does with the Workload of a job, and reads where its pods may run."""
+"""Carry out a plan's step for the Workload of a job, and read where its pods may run."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +52,10 @@ OTHER_NODE = "the queue {queue} looks for another node in the place of {node}"
 
 
 class Outcome(Enum):
-    """What became of a step.
+    """The outcome of a step.
 
-    CHANGED: the cluster was not as it was seen, or is not any more. IN_USE: a pod uses the room.
+    CHANGED: the cluster was not as it was seen, or has changed by the step. IN_USE: a pod uses the
+    room.
     """
 
     DONE = "done"
@@ -91,10 +92,10 @@ class Places:
         return Outcome.DONE
 
     async def _create(self, job: Job) -> None:
-        """Ask for room. A Workload of this number that exists is the answer to a request before."""
+        """Ask for room. An existing Workload of this number is the answer to an earlier request."""
         assert job.spec
         assert job.queue
-        # Kueue allows no metadata here that is the operator's own.
+        # Kueue does not allow the operator's own metadata here.
         template = {"spec": pod_template(job, self.settings)["spec"]}
         priority = await self._priority(job.queue, template)
         topology = job.spec.scheduling.topology
@@ -136,9 +137,9 @@ class Places:
         return Priority(int(found.get("value", 0)), kind.group, word, name)
 
     async def _is_unused(self, job: Identity) -> bool:
-        """Return True if the API server has no pod of a job in which a container still runs.
+        """Return True if the API server has no pod of a job with a running container.
 
-        Pods that run enter the cache. Room that a pod still uses must not be given to others.
+        Running pods enter the cache. Room in use by a pod must not be given to others.
         """
         query = {
             "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
@@ -170,7 +171,7 @@ class Places:
             await self._write_status(workload, kueue.pods_ready(workload, is_ready, now))
 
     async def _write_status(self, workload: Workload, status: dict[str, Any]) -> Workload:
-        """Change the status of a Workload, under the version that was seen, and return it."""
+        """Change the status of a Workload if it still has the seen version, and return it."""
         body = {"metadata": _as_seen(workload), "status": status}
         return await self._patch(workload, body, "status")
 
@@ -194,7 +195,7 @@ class Places:
             answer = await self.writer.write(Request(Verb.DELETE, WORKLOADS, *place, body=body))
             held = kueue.read_workload(answer)
             if held is None:
-                # Without a finalizer it is gone, and the answer is another object.
+                # Without a finalizer it is gone, and the answer is not the Workload.
                 self.cache.workloads.drop(workload.uid)
                 return
             workload = held
@@ -202,7 +203,7 @@ class Places:
         await self._let_go(workload)
 
     async def _read(self, workload: Workload) -> None:
-        """Read a Workload again, of which a watch has not told what has happened to it."""
+        """Read a Workload again after an unknown change."""
         request = Request(Verb.GET, WORKLOADS, workload.namespace, workload.name)
         found = await self.writer.read(request)
         if found and child(found, "metadata").get("uid") == workload.uid:
@@ -213,8 +214,8 @@ class Places:
     async def placement(self, job: Job, missing: Sequence[int] = ()) -> Placement | None:
         """Return where the new pods of a job may run; None for a job without a queue.
 
-        `missing` are their indices. Raises Refused if it is not known, or has been taken away
-        meanwhile.
+        `missing` are their indices. Raises Refused if the place is not known, or has been taken
+        away meanwhile.
         """
         state = self.queues.state_in(job.namespace)
         if job.queue is None or state is ApiState.OFF:
@@ -225,7 +226,7 @@ class Places:
         is_fit = workload is not None and workload.is_for(*wanted)
         is_known = is_fit and state is ApiState.SERVED
         if workload is None or not (is_known and workload.may_run):
-            # A job that runs goes on without Kueue, and its new pods wait.
+            # A running job goes on without Kueue, and its new pods wait.
             raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
         lost = workload.unhealthy or self._lost_nodes(workload)
         if lost:
@@ -256,9 +257,9 @@ class Places:
         return dict(zip(missing, free, strict=False))
 
     def _lost_nodes(self, workload: Workload) -> list[str]:
-        """Return the nodes of a place that are not ready. Kueue gives others in their place.
+        """Return the nodes of a place that are not ready. Kueue replaces them.
 
-        It does that a moment after the pod of such a node was deleted.
+        It does so a moment after the pod of such a node was deleted.
         """
         nodes = self.cache.nodes.by_name
         if not nodes:
@@ -268,7 +269,7 @@ class Places:
         return [name for name in chosen if name and not _is_ready(nodes.get(name))]
 
     async def join(self, body: Dict, queue: str) -> None:
-        """Give a job the label of a queue, under the version that was seen."""
+        """Give a job the label of a queue if it still has the seen version."""
         seen = child(body, "metadata")
         metadata = {
             "uid": seen["uid"],
@@ -291,15 +292,15 @@ class Places:
             raise Refused(Reason.NO_QUEUE, message)
 
     async def let_orphans_go(self, key: Key) -> None:
-        """Take the finalizer off Workloads whose job is gone, once no pod of it runs.
+        """Remove the finalizer from Workloads of removed jobs, once none of their pods runs.
 
-        A job may be deleted while no operator is there.
+        A job may be deleted while no operator is running.
         """
         for workload in self.cache.orphans_of(key):
             try:
                 await self._let_orphan_go(key, workload)
             except CallFailed as error:
-                # It must not keep a new job of the name from its look.
+                # The error must not stop the look at a new job of this name.
                 log.warning("%s/%s: cannot let Workload %s go: %s", *key, workload.name, error)
 
     async def _let_orphan_go(self, key: Key, workload: Workload) -> None:

@@ -1,4 +1,4 @@
-"""Gives the pods of a job a PodGroup, so that the scheduler starts all of them or none."""
+"""Give the pods of a job a PodGroup. The scheduler then starts all of them or none."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
-# Why a job does not begin that names a scheduler.
+# Why a job cannot begin with the kind of PodGroups in its spec.scheduling.gang.
 NOT_SERVED = {
     ApiState.UNKNOWN: "the operator has not read yet whether the cluster serves {api}",
     ApiState.ABSENT: (
@@ -48,7 +48,7 @@ NOT_SERVED = {
 
 @dataclass
 class PodGroups:
-    """The PodGroups of jobs. `extensions` has the watch of each kind, by the name of its row."""
+    """The PodGroups of jobs. `extensions` has the watch of each kind, by its backend's name."""
 
     writer: Writer
     cache: Cache
@@ -56,10 +56,10 @@ class PodGroups:
     extensions: Mapping[str, Extension]
 
     async def group_for(self, job: Job, *, has_place: bool = False) -> GroupName | None:
-        """Return the group of the pods to create, which exists then; None if they need none.
+        """Create the group of the new pods if necessary, and return it; None if they need none.
 
-        Pods that join others get the group of those. A whole new set of pods gets a new one, since
-        a group that was scheduled once takes single pods. `job` has its whole spec. `has_place`: a
+        Pods that join others get the group of those. A whole new set of pods gets a new group: one
+        that was scheduled once also takes single pods. `job` has its whole spec. `has_place`: a
         queue has admitted the whole job.
 
         Raises Refused, SpecError or CallFailed.
@@ -87,15 +87,15 @@ class PodGroups:
         return any(group.id == name and group.is_near for group in self._groups(job))
 
     def _others(self, job: Job) -> list[Pod]:
-        """Return the pods of the current attempt that have not ended."""
+        """Return the active pods of the current attempt."""
         born = job.status.attempt.born
         pods = self.cache.pods_of(job.identity)
         return [pod for pod in pods if pod.active and pod.born == born(pod.index)]
 
     async def _join(self, job: Job, others: Iterable[Pod]) -> GroupName | None:
-        """Return the group of other pods. If the job has another size now, so has the group."""
+        """Return the group of other pods. Fit its size to the job's."""
         found = [pod.group for pod in others if pod.group]
-        # Another one is the user's, or that of a scheduler for pods without a group.
+        # Any other group is the user's, or comes from a scheduler that adds groups itself.
         own = [name for name in found if names.is_group_of(job.name, name.name)]
         if not own:
             return None
@@ -121,7 +121,7 @@ class PodGroups:
                 store.drop(group.uid)
 
     async def _backend(self, job: Job, has_place: bool) -> Backend | None:
-        """Return the kind of the group that a job needs, or None. Raises Refused."""
+        """Return the kind of the group for a job, or None. Raises Refused."""
         assert job.spec
         choice = job.spec.scheduling.gang
         if choice == GangChoice.OFF or job.spec.nodes == 1:
@@ -143,7 +143,7 @@ class PodGroups:
         )
 
     async def _create(self, job: Job, backend: Backend, template: Dict) -> GroupName:
-        """Create a group. One that exists is the answer to a request before."""
+        """Create a group. An existing one may be the answer to an earlier request."""
         assert job.spec
         topology = job.spec.scheduling.topology
         required = topology.required if topology and backend.topology else ""
@@ -173,7 +173,7 @@ class PodGroups:
         return group.id
 
     async def delete_unused(self, job: Job, name: GroupName | None) -> None:
-        """Delete the groups that no pod of a job names any more. They hold nothing."""
+        """Delete the groups without a pod of the job. They reserve nothing."""
         pods = self.cache.pods_of(job.identity)
         used = {name, *(pod.group for pod in pods if not pod.released)}
         others = [group for group in self._groups(job) if group.id not in used]

@@ -1,4 +1,4 @@
-"""Probes and metrics over HTTP. They are served before the Lease is held."""
+"""Serve probes and metrics over HTTP, also before the Lease is held."""
 
 import time
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import INTERVAL, Lister
 from ddpjob.controller.metrics import Metrics
 
-# If no LIST has begun for this many seconds, the process hangs. If the API server does not answer,
-# LISTs begin and fail, and the operator is not restarted.
+# If no LIST has begun for this many seconds, the process hangs. If only the API server does not
+# answer, LISTs begin and fail, and the operator is not restarted.
 STALLED_SECONDS = 5 * INTERVAL
 
 
@@ -66,8 +66,8 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
             web.get("/metrics", metrics),
         ]
     )
-    # When kopf ends, it waits for every task that was created after its own. A connection that is
-    # kept alive has such a task.
+    # When kopf ends, it waits for every task created after its own. A connection that is kept alive
+    # has such a task.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""The workers of the queue. Each takes the key of a job, observes the cache, decides and acts."""
+"""Reconcile jobs: each worker takes the key of a job, observes the cache, decides and acts."""
 
 import asyncio
 import logging
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 # Seconds before the next look at a job while it is not known whether its namespace is served.
 CLAIM_INTERVAL = 0.5
 
-# Seconds before the next look for the Workloads of jobs that are gone.
+# Seconds before the next look for the Workloads of removed jobs.
 ORPHAN_INTERVAL = 3.0
 
-# Seconds before the next look at a job if one of its requests gave way to others. If many jobs wait
-# for that, each waits longer, so that they do not use up the CPU: so many looks a second.
+# Seconds before the next look at a job if one of its requests gave way to others. If many such jobs
+# wait, each waits longer to save CPU: so many looks a second.
 GAVE_WAY_INTERVAL = 2.0
 GAVE_WAY_RATE = 20
 
@@ -50,7 +50,7 @@ class Reconciler:
     territory: Territory
     inquiries: Inquiries
     extensions: Extensions
-    # Keys of jobs of which a request gave way at their last look.
+    # Keys of jobs with a request that gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
 
     async def work(self) -> None:
@@ -61,7 +61,7 @@ class Reconciler:
     async def keep_marks(self) -> None:
         """Renew the marks of the namespaces with jobs for ever. Raises LeaseLost.
 
-        Also of those in which all jobs have finished: another installation would take them over.
+        This includes namespaces with finished jobs only: another installation would take them over.
         """
         while True:
             await asyncio.sleep(CHECK_AFTER)
@@ -69,7 +69,7 @@ class Reconciler:
             await run_all(self._keep_mark(namespace) for namespace in sorted(namespaces))
 
     async def _keep_mark(self, namespace: str) -> None:
-        """Renew one mark. If it is lost, look at the jobs, which then tell of it."""
+        """Renew one mark. If it is lost, look at the jobs: each then gets an event."""
         had_mark = self.territory.has_mark(namespace)
         try:
             is_served = await self.territory.serves(namespace)
@@ -141,7 +141,7 @@ class Reconciler:
             return
         observation = self._observe(seen.value.unpack())
         if observation.status_is_behind:
-            # A newer status exists, or somebody has changed it.
+            # A newer status exists, or somebody has changed the status.
             if not await self.actor.read_if_current(seen):
                 self.queue.add(key)
                 return

@@ -1,4 +1,4 @@
-"""The meaning of the API server's answer to a create request for the job."""
+"""Find out what an answer of the API server to a create request means for the job."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from ddpjob.core.api.kubernetes import UNKNOWN_TO_CLUSTER
 from ddpjob.core.api.reasons import Reason
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 
-# Words of etcd and of its client for an object that is too large to be stored.
+# Words of etcd and of its client for an object too large to be stored.
 TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 
-# The resource of a quota that counts pods in any phase.
+# The resource of a quota for pods in any phase.
 POD_COUNT = "count/pods"
 
 NO_REQUESTS = (
@@ -31,7 +31,7 @@ TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what th
 
 @contextmanager
 def told_refusals(*, restricted: bool = False) -> Iterator[None]:
-    """Turn an answer that concerns the job, and the lack of an answer, into Refused."""
+    """Turn an answer about the job, and the lack of an answer, into Refused."""
     try:
         yield
     except ApiError as error:
@@ -66,7 +66,7 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
 
 def _forbidden(message: str, restricted: bool) -> Refused:
     if "failed quota" in message:
-        # The quota limits a resource that the pod does not name.
+        # The pod has no request for a resource limited by the quota.
         return Refused(Reason.QUOTA, _with_advice(message, NO_REQUESTS))
     if "exceeded quota" in message:
         return Refused(Reason.QUOTA, message, counts_ended_pods=POD_COUNT in message)

@@ -1,12 +1,12 @@
-"""Limits on work that runs side by side. Work that hangs does not use them up.
+"""Limits on concurrent work. Hanging work does not use them up.
 
-A limit protects something from load: the API server, or this process. Work that waits long for its
-answer loads neither, for example a create whose admission webhook hangs. So its place goes to the
-next in line while it still waits. How long that is depends on how long answers take at present.
+A limit protects the API server or this process from load. Work loads neither of them during a long
+wait for its answer, for example if an admission webhook hangs. So its place goes to the next in
+line while it still waits. How long it keeps the place depends on how long answers take at present.
 
-Work belongs to a group: the namespace and the kind of its request. A webhook that hangs concerns
-some groups, few or many. So the line is fair to groups, and only a share of the work under way is
-for groups of which work hangs, all of them together.
+Work belongs to a group: the namespace and the kind of its request. A hanging webhook concerns some
+groups, few or many. So the line is fair to groups, and all groups with hanging work together get
+only a share of the work under way.
 """
 
 import asyncio
@@ -32,16 +32,15 @@ WEIGHT = 1 / 8
 # Work may be ended for other work after so many times as long as it counts as load.
 PATIENCE = 2
 
-# Seconds after which work hangs, unless other work of its group was answered as recently: an API
-# server under load answers everything late. The group then belongs to those that have only the
-# share.
+# Seconds until work counts as hanging, unless other work of its group was answered as recently: an
+# API server under load answers everything late. The group then gets only the share.
 HANGS_AFTER = 1.0
 
-# Seconds after which the group of work is remembered as one that hangs. Answers that take longer
-# say nothing about the API server.
+# Seconds until the group of the work is remembered as a hanging one. A later answer says nothing
+# about the API server.
 HANG_SECONDS = 5.0
 
-# Seconds after which what is known of a group is forgotten.
+# Seconds until a group is forgotten.
 MEMORY = 300.0
 
 TOO_MANY_HANG = (
@@ -57,7 +56,7 @@ class Slot:
         self.group = group
         # The result is True if the work may begin, and False if it is refused.
         self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # Time of the event loop at which the work began to load anything.
+        # Event loop time at which the work began to load anything.
         self.started = inf
         self.loads = False
         self.timer: asyncio.TimerHandle | None = None
@@ -77,10 +76,10 @@ class Slots:
     """Slots for work of one kind. The line for them is fair to groups.
 
     - `count`: pieces of work that count as load at the same time.
-    - `total`: pieces of work under way at the same time, with those that do not count any more. It
-      bounds the connections and the memory.
-    - `share`: of these, pieces of work of groups that hang. Half as many more are for groups that
-      may have recovered: one new piece of each. Without a share, no work is ended or refused.
+    - `total`: pieces of work under way at the same time, including those that no longer count as
+      load. It bounds the connections and the memory.
+    - `share`: of these, pieces of work of hanging groups. Half as many more are for groups that may
+      have recovered: one new piece of each. Without a share, no work is ended or refused.
     """
 
     def __init__(self, count: int, total: int, share: int | None = None) -> None:
@@ -91,10 +90,10 @@ class Slots:
         self._loading = 0
         self._line: FairLine[Slot] = FairLine()
         self._under_way: list[Slot] = []
-        # Groups of which work lasted for HANG_SECONDS or was ended, and the time of that. An answer
+        # Groups whose work lasted for HANG_SECONDS or was ended, with the time of it. An answer
         # within HANGS_AFTER removes a group.
         self._hung: Times = Times()
-        # When a group last got an answer, except those that say nothing about the API server.
+        # When a group last got an answer, except answers after HANG_SECONDS.
         self._answered: Times = Times()
         # How long an answer usually takes, in seconds.
         self._usual = FIRST_USUAL
@@ -104,7 +103,7 @@ class Slots:
     async def take(self, group: Group = "") -> AsyncIterator[Slot]:
         """Wait for a slot. The work must call its `start` when it begins to load anything.
 
-        Raises TimeoutError in work that hangs, if other work needs its place. Raises NotSent,
+        Raises TimeoutError in hanging work if other work needs its place. Raises NotSent,
         before the work begins, if its group hangs and the share is used up.
         """
         async with asyncio.timeout(None) as timeout:
@@ -164,17 +163,17 @@ class Slots:
             for slot in self._under_way
             for seconds in (self._patience, HANGS_AFTER)
         ]
-        # Work that starts later changes nothing before its patience is over.
+        # Later work changes nothing before its patience is over.
         moment = min([moment for moment in moments if moment > now], default=inf)
         if self._next_look:
             self._next_look.cancel()
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_at(min(moment, now + self._patience), self._look)
 
-    # Work that hangs
+    # Hanging work
 
     def _suspects(self, group: Group) -> set[Group]:
-        """Return those groups, of the ones under way and `group`, of which more work would hang."""
+        """Return the groups whose work probably hangs, among those under way and `group`."""
         if self._share is None:
             return set()
         before = _now() - HANGS_AFTER
@@ -184,14 +183,14 @@ class Slots:
         return hanging | known
 
     def _is_answered(self, group: Group) -> bool:
-        """Return True if a group gets answers, so that its work is only slow."""
+        """Return True if a group gets answers: its work is then only slow."""
         return _now() - self._answered.of(group) <= HANGS_AFTER
 
     def _held(self, suspects: set[Group]) -> int:
         return sum(self._line.under_way[group] for group in suspects)
 
     def _has_new(self, group: Group) -> bool:
-        """Return True if work of a group is under way that does not hang yet."""
+        """Return True if work of a group is under way and does not hang yet."""
         after = _now() - HANGS_AFTER
         return any(slot.group == group and slot.started > after for slot in self._under_way)
 
@@ -201,7 +200,7 @@ class Slots:
         if group not in suspects:
             return True
         assert self._share is not None
-        # The group may have recovered. One new piece of its work shows whether it has.
+        # The group may have recovered. One new piece of its work tests this.
         more = 0 if self._has_new(group) else self._share // 2
         return self._held(suspects) < self._share + more
 
@@ -211,9 +210,10 @@ class Slots:
     def _end_one_for(self, group: Group, suspects: set[Group]) -> bool:
         """End a piece of work for work of a group, and return True if there was one.
 
-        The oldest pieces of all are not ended, as many as the share: the answer of a webhook that
-        hangs comes late, and has its name. Of the others, one of a group that hangs is ended first,
-        then one of a group that has more pieces. A group that hangs gets no place of others.
+        The oldest pieces of all are not ended, as many as the share: the answer of a hanging
+        webhook comes late, and has its name. Of the others, one of a hanging group is ended first,
+        then one of a group with more pieces than this group has. A hanging group gets no place of
+        others.
         """
         if self._share is None or (group in suspects and self._has_new(group)):
             return False
@@ -237,16 +237,16 @@ class Slots:
 
     @property
     def _load_seconds(self) -> float:
-        """Seconds for which work counts as load."""
+        """Return the seconds for which work counts as load."""
         return min(max(SHORTEST_LOAD, USUAL_TIMES * self._usual), LONGEST_LOAD)
 
     @property
     def _patience(self) -> float:
-        """Seconds after which work may be ended for other work."""
+        """Return the seconds after which work may be ended for other work."""
         return PATIENCE * self._load_seconds
 
     def _learn(self, slot: Slot) -> None:
-        """Remember how long an answer took, and that the group does not hang."""
+        """Remember how long an answer took, and when its group got it."""
         lasted = _now() - slot.started
         if not 0 <= lasted < HANG_SECONDS:
             return
@@ -297,7 +297,7 @@ class Times:
         return self._times.get(group, -inf)
 
     def note(self, group: Group) -> None:
-        """Note that it happened now, and forget what is too old."""
+        """Note the present time, and forget what is too old."""
         now = _now()
         self.forget(group)
         self._times[group] = now

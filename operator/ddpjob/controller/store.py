@@ -1,8 +1,8 @@
-"""Objects of one kind as the watches have shown them, corrected by LISTs.
+"""Store the objects of one kind, from watches and corrected by LISTs.
 
 A store ignores an answer that is older than its own version of an object. kopf does not report
-deletions that it missed while its stream was down. So after a LIST, the store removes objects that
-the LIST does not contain, except objects that are newer than the LIST.
+deletions during a gap of its stream. So after a LIST, the store removes the unlisted objects,
+except those newer than the LIST.
 
 Versions are compared only within one kind: an API server may keep each kind in another etcd.
 """
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 def version_of(body: Dict) -> int:
-    """Return a resourceVersion, which compares as a number within one kind."""
+    """Return a resourceVersion. Within one kind, it compares as a number."""
     return int(body["metadata"]["resourceVersion"])
 
 
@@ -32,7 +32,7 @@ def namespace_of(body: Dict) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Value]):
-    """What decisions need of an object, and the resourceVersion at which it was seen."""
+    """The fields of an object needed for decisions, and its resourceVersion."""
 
     value: Value
     uid: str
@@ -42,11 +42,11 @@ class Seen(Generic[Value]):
 
 @dataclass
 class Store(Generic[Value]):
-    """Objects by UID. `read` returns what is kept of one, or None if it is of no interest.
+    """Objects by UID. `read` returns the value to keep of one, or None if it is of no interest.
 
     `gone` has the UIDs of removed objects, with the version at which each was removed. A subclass
-    keeps its indices in `_add` and `_remove`, and may read a newer version of an object in
-    `_read_again` with what was kept of it.
+    keeps its indices in `_add` and `_remove`. In `_read_again`, it may read a newer version of an
+    object with the help of the old value.
     """
 
     read: Callable[[Dict], Value | None]
@@ -54,7 +54,7 @@ class Store(Generic[Value]):
     gone: dict[str, int] = field(default_factory=dict)
 
     def see(self, body: Dict) -> bool:
-        """Take in an object. Return True if that changes what is known of it."""
+        """Store an object. Return True if its known value changes."""
         uid = uid_of(body)
         version = version_of(body)
         old = self.objects.get(uid)
@@ -75,7 +75,7 @@ class Store(Generic[Value]):
         return self.drop(uid_of(body), version_of(body))
 
     def drop(self, uid: str, version: int = 0) -> bool:
-        """Remove an object that does not exist any more. Return True if it was known."""
+        """Remove an object that no longer exists. Return True if it was known."""
         seen = self.objects.pop(uid, None)
         self.gone[uid] = max(version, seen.version if seen else 0)
         if seen is None:
@@ -84,7 +84,7 @@ class Store(Generic[Value]):
         return True
 
     def restore(self, body: Dict) -> bool:
-        """Take in an object that was thought to be gone. Return True if it is of interest."""
+        """Store an object even if it was removed before. Return True if it is of interest."""
         uid = uid_of(body)
         self.gone.pop(uid, None)
         self.see(body)
@@ -99,8 +99,8 @@ class Store(Generic[Value]):
     def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> int:
         """Remove the objects that a complete LIST at `version` does not contain.
 
-        Return how many they were. `listed` are the UIDs in the LIST. `namespace` is None for a LIST
-        of all namespaces.
+        Return the number of removed objects. `listed` are the UIDs in the LIST. `namespace` is None
+        for a LIST of all namespaces.
         """
         gone = [
             uid

@@ -1,13 +1,14 @@
-"""Which namespaces this installation serves.
+"""The namespaces of this installation.
 
 Two installations may watch the same namespace by mistake, each with a leader of its own. So each
-installation marks the namespaces in which it finds jobs by a Lease there. The first one serves the
-namespace. Another one does nothing there, until the mark has not been renewed for a while.
+installation marks its namespaces: it writes a Lease into each namespace with jobs. The first
+installation serves the namespace. Another one does nothing there, until the mark has not been
+renewed for a while.
 
-A rolling upgrade has one installation with several processes, which have the same mark.
+A rolling upgrade has one installation with several processes. All of them have the same mark.
 
 An installation may exclude namespaces. It marks none of them, and does nothing there. It only reads
-whose mark they have, since the jobs of a namespace that nobody serves are told so.
+their marks: a job in a namespace without any installation gets an event about it.
 """
 
 import logging
@@ -26,23 +27,23 @@ log = logging.getLogger(__name__)
 
 MARK = names.INSTALLATION_LEASE
 
-# Seconds after which a mark is renewed, or read again, and after which it no longer counts.
+# Seconds until a mark is renewed, until it is read again, and until it no longer counts.
 RENEW_AFTER = 60.0
 CHECK_AFTER = 20.0
 DURATION = 180.0
 
-# Seconds after which nobody serves an excluded namespace without a mark, or with one that is not
-# renewed. Another installation that serves it has written its mark by then.
+# Seconds until an excluded namespace counts as unserved: without a mark, and with an old mark.
+# Another installation that serves it has written its mark by then.
 UNSERVED_WITHOUT_MARK = CHECK_AFTER
 UNSERVED_AFTER_MARK = DURATION + 2 * CHECK_AFTER
 
 
 @dataclass
 class Mark:
-    """What is known of the mark of one namespace, with monotonic times.
+    """The mark of one namespace as far as it is known, with monotonic times.
 
     - `uid`: the UID of the Lease; empty if there is no mark.
-    - `holder`: the installation that serves the namespace; empty if there is no mark.
+    - `holder`: the serving installation; empty if there is no mark.
     - `changed`: when the mark was first seen in this version.
     - `checked`: when it was last read or written.
     """
@@ -67,16 +68,16 @@ class Territory:
     clock: Callable[[], float]
     excluded: Set[str] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
-    # Until when the mark of a namespace is not tried again, in monotonic seconds.
+    # The end of the pause before the mark of a namespace is tried again, in monotonic seconds.
     _unmarkable_until: dict[str, float] = field(default_factory=dict)
     _claiming: set[str] = field(default_factory=set)
 
     async def serves(self, namespace: str) -> bool | None:
         """Return True if this installation serves the namespace. Raises LeaseLost.
 
-        Returns None while that is not known, because the mark cannot be read, or while another look
-        finds it out: the looks at several jobs of a namespace write its mark only once. They do not
-        wait for it, because a webhook may hang.
+        Returns None as long as the answer is unknown: the mark cannot be read, or another call is
+        reading or writing it. The looks at several jobs of a namespace write its mark only once.
+        They do not wait for it, because a webhook may hang.
         """
         if namespace in self.excluded:
             return False
@@ -105,10 +106,10 @@ class Territory:
             self._claiming.discard(namespace)
 
     async def why_not(self, namespace: str) -> str:
-        """Return why this installation does nothing in a namespace that it does not serve.
+        """Return why this installation does not serve a namespace.
 
-        Returns an empty text if it excludes the namespace and another one serves it, or may begin
-        to. Raises LeaseLost.
+        Returns an empty text for an excluded namespace if another installation serves it, or may
+        begin to. Raises LeaseLost.
         """
         if namespace in self.excluded:
             return await self._why_excluded(namespace)
@@ -137,7 +138,7 @@ class Territory:
         return mark.uid if mark else ""
 
     def forget_others(self, namespaces: Set[str]) -> None:
-        """Forget the marks of all namespaces but these, which have jobs."""
+        """Forget the marks of all other namespaces. `namespaces` are those with jobs."""
         self.marks = {name: mark for name, mark in self.marks.items() if name in namespaces}
         self._unmarkable_until = {
             name: until for name, until in self._unmarkable_until.items() if name in namespaces
@@ -162,7 +163,10 @@ class Territory:
         )
 
     async def _claim(self, namespace: str, found: Mapping[str, Any] | None) -> bool:
-        """Write the mark that was read if it is this installation's or nobody's any more."""
+        """Write the mark if it is this installation's or nobody's any more.
+
+        `found` is the Lease as it was just read.
+        """
         try:
             if found is None:
                 body = self._body(namespace)
@@ -180,8 +184,8 @@ class Territory:
     def _serve_without_mark(self, namespace: str, error: CallFailed) -> bool:
         """Return True if the namespace is served although its mark cannot be read or written.
 
-        Without the right to mark, in a namespace that ends, or if a webhook refuses the mark,
-        nothing can be detected. The jobs must not wait for that.
+        There may be no right to mark, the namespace may be ending, or a webhook may refuse the
+        mark. Then another installation cannot be detected, and the jobs must not wait for it.
         """
         if isinstance(error, ApiError) and error.status == 409:
             # Another installation was faster.
@@ -200,7 +204,7 @@ class Territory:
         self._see(namespace, written)
 
     def _note(self, namespace: str, lease: Mapping[str, Any] | None) -> Mark:
-        """Remember the mark that was just read or written, or that there is none."""
+        """Remember the mark as it was just read or written. `lease` is None if there is none."""
         now = self.clock()
         old = self.marks.get(namespace)
         version = str(lease["metadata"]["resourceVersion"]) if lease else ""
@@ -211,7 +215,7 @@ class Territory:
         return mark
 
     def _see(self, namespace: str, lease: Mapping[str, Any]) -> Mark:
-        """Remember a mark, and log the name of another installation that is new."""
+        """Remember a mark, and log the name of a new holder if it is another installation."""
         old = self.marks.get(namespace)
         mark = self._note(namespace, lease)
         is_news = old is None or old.holder != mark.holder

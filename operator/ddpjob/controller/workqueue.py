@@ -28,7 +28,7 @@ MAX_OUTDATED = 64
 
 
 class WorkQueue(Generic[Key]):
-    """Keys and the times at which they are due, in seconds of `clock`.
+    """Keys and their due times, in seconds of `clock`.
 
     Of several times for one key the earliest counts. The later ones are forgotten: a look at a key
     computes the next time anew.
@@ -39,7 +39,7 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         self._clock = clock
         self._group_of = group_of
-        # Called with the seconds for which a key was due before a worker took it.
+        # Called when a worker takes a key, with the seconds since the key was due.
         self.on_wait: Callable[[float], None] = lambda seconds: None
         # The time and the number of the last entry of each key. Other entries are outdated.
         self._due: dict[Key, tuple[float, int]] = {}
@@ -47,14 +47,14 @@ class WorkQueue(Generic[Key]):
         self._order = itertools.count()
         self._line: FairLine[Key] = FairLine()
         self._busy: set[Key] = set()
-        # Busy keys that became due again. They stand in the line when their worker is done.
+        # Busy keys that became due again. They enter the line when their worker is done.
         self._due_again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
 
     def __len__(self) -> int:
-        """Return the number of keys that are due."""
+        """Return the number of due keys."""
         now = self._clock()
         return sum(due <= now for due, _ in self._due.values())
 
@@ -72,7 +72,7 @@ class WorkQueue(Generic[Key]):
         self._changed.set()
 
     async def get(self) -> Key:
-        """Wait for a key that is due and that no worker holds. `done` gives it back."""
+        """Wait for a due key that no worker holds. `done` gives it back."""
         # One idle worker waits for the next key, and the others for their turn. Otherwise each key
         # would wake all of them.
         async with self._turn:

@@ -1,7 +1,7 @@
-"""The only way to write to the API server: only with the Lease, and a few requests at a time.
+"""Write to the API server, only here: with the Lease, and a few requests at a time.
 
 Requests of different kinds wait in separate lines. So a status never waits for the creates of
-another job, whose admission webhook may hang.
+another job. Their admission webhook may hang.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from ddpjob.kube.request import Request, Verb
 # API server no longer grows.
 MAX_LOADING = 16
 
-# Requests of each kind under way at the same time, with those that hang. Each has a connection of
-# its own; the rest of client.CONNECTIONS is for the Lease and the LISTs. A request that hangs in a
+# Requests of each kind under way at the same time, including hanging ones. Each has a connection of
+# its own; the rest of kube.api.CONNECTIONS is for the Lease and the LISTs. A request in a hanging
 # webhook also occupies one of the API server's seats (API Priority and Fairness). By default all
 # service accounts share about 245 of them.
 MAX_CREATES = 40
@@ -30,7 +30,7 @@ MAX_DELETES = 30
 MAX_OTHER_WRITES = 30
 MAX_READS = 20
 
-# Of these, requests of groups that hang, in which more would probably hang too. With more, a
+# Of these, requests of hanging groups: more of their requests would probably hang too. With more, a
 # webhook that hangs for some namespaces would use up the places of all others. No webhook applies
 # to reads.
 MAX_HANGING_CREATES = 16
@@ -39,15 +39,16 @@ MAX_HANGING = 8
 # Calls of one job under way at the same time.
 MAX_CALLS_PER_JOB = 16
 
-# Seconds that a create waits for its answer, while the Lease is held. An admission webhook has up
-# to 30 s. Only then does the API server answer with the name of the webhook.
+# The longest wait of a create for its answer, in seconds, while the Lease is held. An admission
+# webhook has up to 30 s. Only then does the API server answer with the name of the webhook.
 CREATE_TIMEOUT = 35.0
 
-# Seconds that another write waits for its answer. It must not wait long after the Lease has ended.
+# The longest wait of another write for its answer, in seconds. It must not last long after the end
+# of the Lease.
 SHORTEST_TIMEOUT = 5.0
 LONGEST_TIMEOUT = 10.0
 
-# What a gang is made of. Events and other objects are created as other writes are.
+# The objects of a gang. Events and other objects are created like other writes.
 GANG = (PODS, SERVICES)
 
 # Errors of one call after which the job's other calls do not start. The most important is first.
@@ -80,7 +81,7 @@ class Writer:
             return await self._api.call(request, timeout)
 
     async def read(self, request: Request) -> dict[str, Any] | None:
-        """Return what a GET reads, or None if it is gone. Raises CallFailed or LeaseLost."""
+        """Return the object of a GET, or None if it is gone. Raises CallFailed or LeaseLost."""
         async with self._turn(self._reads, request):
             return await self._api.read(request)
 
@@ -108,9 +109,9 @@ class Writer:
 
 
 async def run_all(calls: Iterable[Call]) -> None:
-    """Run the calls of one job, then raise the error of one that failed.
+    """Run the calls of one job, then raise the error of a failed one.
 
-    One call runs at first. Each that ends lets one more run, up to MAX_CALLS_PER_JOB. So few
+    One call runs at first. Each ended call lets one more run, up to MAX_CALLS_PER_JOB. So few
     requests wait if a webhook or a quota stops the job. Kubernetes' own controllers create pods in
     the same way. Each call is taken from `calls` only when it starts, so 1,000 pods are not
     rendered at once.

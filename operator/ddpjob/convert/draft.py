@@ -1,4 +1,4 @@
-"""A DDPJob while it is made of something else, and the remarks about what does not fit into it."""
+"""The draft of a converted DDPJob, with remarks about everything without a place in it."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,17 +9,17 @@ from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError, quoted
 from ddpjob.core.api.spec import known_fields
 
-# A dropped object is quoted whole, so that no field in it gets lost. Longer ones are no
-# configuration: a status, or a copy of the manifest.
+# A dropped object is quoted as a whole to keep each of its fields. Longer objects are no
+# configuration, but a status or a copy of the manifest.
 MAX_VALUE = 1000
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What a person should know: something was dropped, or should be looked at.
+    """A remark for the user: a value was dropped, or needs a look.
 
-    - `path`: where it was. `value`: what was there, as it is printed; empty for a note.
-    - `why`: the reason. `instead`: what to do, if there is something.
+    - `path`: the place of the value. `value`: the printed value; empty for a note.
+    - `why`: the reason. `instead`: what to do; empty if nothing is needed.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A DDPJob that was made of something else. `source` names that, such as `PyTorchJob mnist`."""
+    """A converted DDPJob. `source` names its origin, such as `PyTorchJob mnist`."""
 
     source: str
     document: dict[str, Any]
@@ -56,17 +56,17 @@ class Conversion:
 
 
 def _one_line(text: str) -> str:
-    """Return a user's text so that it neither ends a comment nor is refused by YAML."""
+    """Return a user's text in one line of printable characters, as needed in a YAML comment."""
     words = " ".join(text.split())
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in words)
 
 
 @dataclass
 class Draft:
-    """The parts of a DDPJob that have been found so far.
+    """The parts of a DDPJob found so far.
 
     - `pod` and `trainer`: the fields of `podTemplate.spec` and of its container `trainer`.
-    - `sources`: the path from which a field of the spec has its value.
+    - `sources`: the path of the original value, for each field of the spec.
     """
 
     spec: dict[str, Any] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Draft:
 
     @classmethod
     def with_image(cls, image: str) -> "Draft":
-        """Return a draft that has its image already, unless it is empty."""
+        """Return a draft with this image, or without an image if it is empty."""
         draft = cls()
         if image:
             draft.set("image", image, "--image")
         return draft
 
     def set(self, to: str, value: Any, path: str) -> None:
-        """Set a field of the spec, such as `torchrun.command`. The first value that comes stays."""
+        """Set a field of the spec, such as `torchrun.command`. The first value stays."""
         *parents, key = to.split(".")
         place = self.spec
         for parent in parents:
@@ -105,7 +105,7 @@ class Draft:
         return None if place == {} else place
 
     def add_variable(self, name: str, value: str, path: str) -> None:
-        """Set a variable of the pods, or drop one that torchrun sets for each process."""
+        """Set a variable of the pods, or drop one set by torchrun for each process."""
         reason = reason_against_variable(name)
         if reason:
             self.drop(f"{path} {name}", value, reason)
@@ -115,11 +115,11 @@ class Draft:
         env.append({"name": name, "value": value})
 
     def drop(self, path: str, value: Any, why: str, instead: str = "") -> None:
-        """Remark that a value has no place in a DDPJob."""
+        """Remark on a value without a place in a DDPJob."""
         self._add(Remark(path, why, instead, printed(value)))
 
     def note(self, path: str, text: str, instead: str = "") -> None:
-        """Remark what a person should look at."""
+        """Add a note on a value to be checked by the user."""
         self._add(Remark(path, text, instead, is_dropped=False))
 
     def _add(self, remark: Remark) -> None:

@@ -1,5 +1,6 @@
-"""Which format a text has, and its conversion."""
+"""Recognise the format of a text, and convert it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,15 +11,20 @@ from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.jobs.documents import Document, read_documents
 
-# What other kinds are moved by: the page has a section for each.
+# The advice for other kinds. The page has a section for each.
 BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
+
+
+# A value that a program such as envsubst replaces in a template before `kubectl apply`.
+PLACEHOLDER = re.compile(r"\$\{?\w")
+FILL = "; the manifest is a template: fill it first, for example by envsubst < FILE"
 
 
 def convert_text(text: str, runtime: str, image: str, name: str) -> list[Conversion]:
     """Return the DDPJobs of a text: manifests, or a script for sbatch. Raises SpecError.
 
-    `runtime` is the text with the runtimes of TrainJobs. `image` is the image of the pods, if it is
-    to be another one. `name` is that of a script.
+    `runtime` is the text with the runtimes of TrainJobs. `image` is another image for the pods, or
+    empty. `name` is the name of a script.
     """
     if text.startswith("#!") or "#SBATCH" in text:
         return [sbatch.convert(text, image, name)]
@@ -43,7 +49,7 @@ def convert_documents(
 
 
 def _format(document: Dict) -> str:
-    """Return the kind of a document that can be converted, or an empty string."""
+    """Return the kind of a convertible document, or an empty string."""
     kind = (document.get("apiVersion"), document.get("kind"))
     known = (
         (pytorchjob.API_VERSION, pytorchjob.KIND),
@@ -63,11 +69,12 @@ def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion
             return pytorchjob.convert(document, image)
         return trainjob.convert(document, runtimes, image)
     except SpecError as error:
-        raise SpecError(f"{name_of(document)}: {error}") from error
+        advice = FILL if PLACEHOLDER.search(str(error)) else ""
+        raise SpecError(f"{name_of(document)}: {error}{advice}") from error
 
 
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:
-    """Add a remark for each document that is no training."""
+    """Add a remark for each document without a training."""
     remarks = [
         Remark(name_of(one), "it is no training and stays as it is", "apply it from its own file")
         for one in others

@@ -1,7 +1,7 @@
-"""The words that start the processes, as spec.args and spec.torchrun.
+"""Convert the command for the processes into spec.args and spec.torchrun.
 
-The words of other manifests begin with torchrun, with python or with a shell. Each program that
-can stand there is a row of PROGRAMS.
+The command of other manifests begins with torchrun, with python or with a shell. PROGRAMS has a row
+for each program.
 """
 
 import re
@@ -20,7 +20,7 @@ REMOVE = "; remove it"
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
 
-# What only a shell expands in an argument, beside plain variables.
+# Parts of an argument that only a shell expands, beside plain variables.
 ONLY_FOR_A_SHELL = re.compile(r"`|\$\{\w+[^}\w]|\$\(+[^()]*[^\w.()-]|\$[0-9@*#]")
 
 SHELLS = "bash|sh|zsh|dash|ash"
@@ -46,7 +46,7 @@ SAME_IN_A_PROCESS = {
     "SLURM_NTASKS": "WORLD_SIZE",
 }
 
-# Options of `accelerate launch` and of deepspeed that take no value.
+# Options of `accelerate launch` and of deepspeed without a value.
 ACCELERATE_SWITCHES = (
     *("--multi_gpu", "--cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--debug", "-q", "--quiet"),
     *("--use_megatron_lm", "--same_network", "--mps", "--use_xpu", "--ipex", "-m", "--module"),
@@ -58,7 +58,7 @@ ACCELERATE_SWITCHES = (
 class Launch:
     """A command of another manifest while it is read.
 
-    - `path`: where it stands. `values`: known values of variables of the shell.
+    - `path`: its place in the manifest. `values`: known values of variables of the shell.
     - `programs`: further rows of PROGRAMS.
     - `is_single`: python started one process per pod, without torchrun.
     - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
@@ -72,7 +72,7 @@ class Launch:
     nodes: str = ""
 
     def resolve(self, text: str) -> str:
-        """Return a text in which the variables have the values that the job gives them."""
+        """Return a text with the variables replaced by their values in the job."""
         known = {**literals(self.draft), **self.values}
         written = launcher.REFERENCE.sub(lambda found: f"${{{found[1]}}}", text)
         return expand(written, known)
@@ -82,10 +82,11 @@ Reader = Callable[[Launch, list[str]], None]
 
 
 def read_command(launch: Launch, words: Sequence[str]) -> None:
-    """Read a command that starts the training. Raises SpecError for one that cannot be read."""
+    """Read the command of the training. Raises SpecError for an unreadable one."""
     rest = list(words)
     if not rest:
         raise SpecError(f"{launch.path}: has no command; write the one that starts the training")
+    rest[0] = launch.resolve(rest[0])
     program = rest[0].rpartition("/")[2]
     for pattern, reader in (*launch.programs, *PROGRAMS):
         if re.fullmatch(pattern, program):
@@ -98,13 +99,13 @@ def read_command(launch: Launch, words: Sequence[str]) -> None:
 
 
 def literals(draft: Draft) -> dict[str, str]:
-    """Return the values of the variables of the pods that have one in the manifest."""
+    """Return the variables of the pods with a literal value in the manifest."""
     env = children(draft.spec, "env")
     return {str(one["name"]): str(one["value"]) for one in env if "value" in one and "name" in one}
 
 
 def _set_program(launch: Launch, words: Sequence[str], default: str) -> None:
-    """Keep a path of torchrun or of python that is not looked up in $PATH."""
+    """Keep the path of torchrun or python, unless it is a plain name for a lookup in $PATH."""
     if "/" not in words[0]:
         return
     command = [words[0]]
@@ -116,7 +117,8 @@ def _set_program(launch: Launch, words: Sequence[str], default: str) -> None:
 def _set_args(launch: Launch, words: Sequence[str], what: str) -> None:
     if not words or words == ["-m"]:
         raise SpecError(f"{launch.path}: {what} has no script; write the script after its flags")
-    launch.draft.set("args", list(words), launch.path)
+    script, *rest = words
+    launch.draft.set("args", [launch.resolve(script), *rest], launch.path)
 
 
 # torchrun
@@ -188,7 +190,7 @@ def _nproc(launch: Launch, flag: Flag, value: str) -> None:
 
 
 def set_processes(draft: Draft, value: object, path: str) -> None:
-    """Set the processes per node: a number, or auto, gpu and cpu as torchrun has them."""
+    """Set the processes per node from a value of torchrun: a number, auto, gpu or cpu."""
     text = str(value)
     if text.isdecimal():
         draft.set("nprocPerNode", int(text), path)
@@ -353,7 +355,7 @@ def _wrapper(launch: Launch, words: list[str]) -> None:
         )
     index = words.index(starts[0], 1)
     launch.draft.set("torchrun.command", [*words[:index], "torchrun"], launch.path)
-    # A path of a program would become torchrun.command, and that of a script must stay.
+    # A program's path would become torchrun.command, so pass its name. A script's path must stay.
     is_script = SCRIPT.fullmatch(starts[0]) is not None
     program = starts[0] if is_script else starts[0].rpartition("/")[2]
     read_command(launch, [program, *words[index + 1 :]])
@@ -390,7 +392,7 @@ PROGRAMS: Sequence[tuple[str, Reader]] = (
 
 
 def refer_to_variables(draft: Draft, path: str) -> None:
-    """Write variables in the arguments as Kubernetes expands them. Note those it does not know."""
+    """Write known variables in the arguments in the form of Kubernetes. Note unknown variables."""
     known = {*(str(one.get("name")) for one in children(draft.spec, "env")), *OF_EVERY_POD}
     args = [
         VARIABLE.sub(
@@ -422,13 +424,13 @@ def _name(found: re.Match[str]) -> str:
 
 
 def _is_of_process(name: str) -> bool:
-    """Return True for a variable that a launcher sets, and a pod of a DDPJob does not have."""
+    """Return True for a variable set by a launcher and missing in a pod of a DDPJob."""
     is_of_launcher = name.startswith((names.RESERVED_PREFIX, "SLURM_"))
     return is_of_launcher or name in OF_PROCESSES or name in SAME_IN_A_POD
 
 
 def _instead(draft: Draft, name: str) -> str:
-    """Return what to do about a variable that nothing expands."""
+    """Return advice on a variable without an expansion."""
     if name in SAME_IN_A_POD:
         return SAME_IN_A_POD[name]
     if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
@@ -440,7 +442,7 @@ def _instead(draft: Draft, name: str) -> str:
 
 
 def settle_nodes(launch: Launch, nodes: int) -> None:
-    """Remark that torchrun's own flag has another number of nodes than the manifest."""
+    """Remark on a difference in the number of nodes between torchrun's flag and the manifest."""
     if launch.nodes and int(launch.nodes) != nodes:
         launch.draft.drop(
             f"{launch.path}: --nnodes",

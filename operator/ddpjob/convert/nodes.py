@@ -1,4 +1,4 @@
-"""The pod of a node: its template, and the command that starts the training in it."""
+"""Read the pod of a node: its template, and the command of the training in it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def _strings(fields: Dict, key: str, path: str) -> list[str]:
 
 
 def _begins_a_program(word: str) -> bool:
-    """Return True for a word that is a program and no argument."""
+    """Return True if a word is a program rather than an argument."""
     program = word.rpartition("/")[2]
     known = program.startswith("python") or program in (
         *launcher.LAUNCHERS.split("|"),

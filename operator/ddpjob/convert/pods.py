@@ -1,6 +1,6 @@
-"""A pod template as fields of a DDPJob: what the spec has a field for, and the podTemplate.
+"""Convert a pod template into fields of a DDPJob: fields of the spec, and the podTemplate.
 
-The fields of a pod are those of the declared shapes. Those with another fate have a row here.
+Most fields of a pod are taken over by their declared shapes. The exceptions have a row here.
 """
 
 import json
@@ -27,21 +27,21 @@ SHARED = "the pods of a DDPJob have /dev/shm in memory, up to their memory limit
 # Ports of the other operators' rendezvous.
 RENDEZVOUS_PORTS = ("pytorchjob-port", 23456, 29400, 29500)
 
-# Annotations of pods by which Kueue chooses nodes near each other.
+# Kueue's annotations of pods for a choice of nodes near each other.
 TOPOLOGIES = {
     "kueue.x-k8s.io/podset-required-topology": "scheduling.topology.required",
     "kueue.x-k8s.io/podset-preferred-topology": "scheduling.topology.preferred",
 }
 
-# What the trainer's container has of its own in a DDPJob, with the reason.
+# The reason to drop fields set by the operator.
 OWNED = "the operator sets it"
 
-# Labels of pods that other operators set. Selectors of them would find no pod of a DDPJob.
+# Labels set on pods by other operators. Selectors of them would find no pod of a DDPJob.
 FOREIGN_LABELS = ("training.kubeflow.org/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
 
 
 def read_template(draft: Draft, template: Any, path: str, container: str) -> None:
-    """Read a pod template, whose container of the given name trains. Its command is left alone."""
+    """Read a pod template, except for the command. `container` is the training container's name."""
     fields = require_object(template, path)
     table: Table = {
         "metadata": lambda draft, value, path: read_fields(POD_METADATA, draft, value, path),
@@ -52,9 +52,10 @@ def read_template(draft: Draft, template: Any, path: str, container: str) -> Non
 
 
 def find_trainer(pod: Any, path: str, container: str) -> tuple[Dict, str]:
-    """Return the container that trains, and its path. Raises SpecError.
+    """Return the training container of a pod, and its path. Raises SpecError.
 
-    It is that of the given name, or the only one. The types of the pod's fields are right then.
+    It is the container of the given name, or the only one. The types of the pod's fields are
+    checked here, so the caller can rely on them.
     """
     fields = require_object(pod, path)
     shapes.check(fields, _pod_shape(), path)
@@ -101,7 +102,7 @@ def _container_shape() -> Dict:
 
 
 def _to_spec(key: str) -> Row:
-    """Return the row of a field that the spec has with the same name and shape."""
+    """Return the row of a field with the same name and shape in the spec."""
 
     def row(draft: Draft, value: Any, path: str) -> None:
         draft.set(key, _pruned(draft, value, shapes.shapes()[key], path), path)
@@ -140,7 +141,7 @@ def _account(draft: Draft, value: Any, path: str) -> None:
 
 
 def _env(draft: Draft, value: Any, path: str) -> None:
-    """Keep the variables that torchrun does not set for each process."""
+    """Keep the variables, except those set by torchrun for each process."""
     kept = []
     for index, item in enumerate(require_objects(value, path)):
         name = str(item.get("name", ""))
@@ -154,7 +155,7 @@ def _env(draft: Draft, value: Any, path: str) -> None:
 
 
 def _ports(draft: Draft, value: Any, path: str) -> None:
-    """Keep ports that are not those of the other operator's rendezvous."""
+    """Keep the ports, except those of the other operator's rendezvous."""
     kept = []
     for index, port in enumerate(require_objects(value, path)):
         if port.get("name") in RENDEZVOUS_PORTS or port.get("containerPort") in RENDEZVOUS_PORTS:
@@ -182,7 +183,7 @@ def _pod_labels(kind: str) -> Row:
 
 
 def _move_to_job(draft: Draft, label: str, value: Any, path: str) -> None:
-    """Give the job the label of a queue, which its pods must not have."""
+    """Move the label of a queue to the job. The pods must not have it."""
     labels = draft.metadata.setdefault("labels", {})
     if labels.setdefault(label, value) != value:
         why = f"a queue belongs to the job, whose label is {quoted(labels[label])}"
@@ -245,7 +246,7 @@ TRAINER_EXCEPTIONS: Table = {
 def _pod_table() -> Table:
     of_pod = {key: _to_pod(key) for key in _pod_shape()["properties"]}
     in_spec = {key: _to_spec(key) for key in of_pod if key in shapes.shapes()}
-    # A pod's own resources are another thing than those of its container.
+    # spec.resources is for the container. A pod's own resources are different.
     in_spec.pop("resources", None)
     return {**of_pod, **in_spec, **POD_EXCEPTIONS}
 
@@ -258,7 +259,7 @@ def _trainer_table() -> Table:
 
 
 def _pruned(draft: Draft, value: Any, shape: Dict, path: str) -> Any:
-    """Return a value without the fields that its shape does not have, each with a remark."""
+    """Return a value without the fields unknown to its shape. Remark on each of them."""
     if isinstance(value, Mapping) and shape.get("type") == "object":
         known = shape.get("properties", {})
         kept = {}
@@ -279,7 +280,7 @@ def _pruned(draft: Draft, value: Any, shape: Dict, path: str) -> Any:
 
 
 def _drop_shared_memory(draft: Draft, path: str) -> None:
-    """Drop the usual volume at /dev/shm, which the operator gives every pod."""
+    """Drop the usual volume at /dev/shm. The operator adds it to every pod."""
     mounts = list(children(draft.spec, "volumeMounts"))
     for mount in mounts:
         if normal_path(str(mount.get("mountPath"))) != names.SHARED_MEMORY:
@@ -298,7 +299,7 @@ def _drop_shared_memory(draft: Draft, path: str) -> None:
 
 
 def _mounted(draft: Draft) -> set[Any]:
-    """Return the names of the volumes that are mounted."""
+    """Return the names of the mounted volumes."""
     containers = (*children(draft.pod, "containers"), *children(draft.pod, "initContainers"))
     users = (draft.spec, *containers)
     return {mount.get("name") for one in users for mount in children(one, "volumeMounts")}
@@ -308,7 +309,7 @@ def _mounted(draft: Draft) -> set[Any]:
 
 
 def note_selectors(draft: Draft, path: str) -> None:
-    """Note selectors of labels that pods of a DDPJob do not have."""
+    """Note selectors of labels missing on the pods of a DDPJob."""
     for key in ("affinity", "topologySpreadConstraints"):
         text = json.dumps(draft.spec.get(key))
         for label in FOREIGN_LABELS:
@@ -320,7 +321,7 @@ def note_selectors(draft: Draft, path: str) -> None:
 
 
 def choose_accelerator(draft: Draft) -> int:
-    """Set the accelerator that has the devices of the resources. Return their number, or 0."""
+    """Set the accelerator with the devices of the resources. Return their number, or 0."""
     for name, count in _devices(draft.spec.get("resources")):
         found = profiles.profiles_with(name)
         fitting = [one for one in found if profiles.catalog()[one].devices.get(name) == count]
@@ -337,7 +338,7 @@ def choose_accelerator(draft: Draft) -> int:
 
 
 def _devices(resources: Any) -> Iterator[tuple[str, int]]:
-    """Yield the extended resources of a container that are devices, with their numbers."""
+    """Yield the devices among the extended resources of a container, with their numbers."""
     quantities = {**child(resources, "requests"), **child(resources, "limits")}
     known = profiles.all_devices()
     for name, quantity in sorted(quantities.items(), key=lambda item: item[0] not in known):

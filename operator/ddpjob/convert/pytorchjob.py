@@ -33,13 +33,13 @@ CONTROLLER = "kubeflow.org/training-operator"
 REPLICAS = "spec.pytorchReplicaSpecs"
 ROLES = ("Master", "Worker")
 
-# The container that trains has this name.
+# The name of the training container.
 CONTAINER = "pytorch"
 
 RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
 BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 
-# Fields in which a difference between Master and Worker is another program.
+# Fields of the program. Master and Worker must not differ in them.
 PROGRAM = ("image", "args", "torchrun", "setup")
 
 
@@ -127,7 +127,7 @@ SPEC: Table = {
 
 
 def _read_replicas(draft: Draft, replicas: Dict) -> None:
-    """Read Master and Worker, whose pods become nodes of one gang. Raises SpecError."""
+    """Read Master and Worker. Their pods become nodes of one gang. Raises SpecError."""
     roles = {role: replicas[role] for role in ROLES if replicas.get(role) is not None}
     if not roles:
         raise SpecError(f"{REPLICAS}: has neither Master nor Worker, got {quoted(list(replicas))}")
@@ -156,7 +156,7 @@ def _number_of(role: Any, path: str) -> int:
 
 
 def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
-    """Return what the template of a role gives, without what concerns the whole job."""
+    """Return the draft from the template of a role, without fields of the whole job."""
     path = f"{REPLICAS}.{role}"
     own = Draft()
     nproc = draft.get("nprocPerNode")
@@ -169,7 +169,7 @@ def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
 
 
 def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
-    """Remark on restart policies that a budget of restarts cannot express."""
+    """Remark on restart policies without an equivalent in a budget of restarts."""
     path = f"{REPLICAS}.*.restartPolicy"
     source = draft.sources.get("failurePolicy.maxRestarts", "")
     if policies == {"Never"} and source.endswith("backoffLimit"):
@@ -187,13 +187,13 @@ def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
 
 
 def _merge(draft: Draft, roles: Mapping[str, Draft]) -> None:
-    """Give the job what its roles have, and remark where they differ. Raises SpecError."""
+    """Give the job the fields of its roles, and remark on differences. Raises SpecError."""
     first, chosen = next(iter(roles.items()))
     for key, value in chosen.spec.items():
         _take(draft, key, value, chosen)
     draft.pod, draft.trainer = chosen.pod, chosen.trainer
     draft.pod_metadata = merge(draft.pod_metadata, chosen.pod_metadata)
-    # A role has the labels of a queue that stood in its pods.
+    # The metadata of a role has the labels of a queue from its pods.
     draft.metadata = merge(chosen.metadata, draft.metadata)
     draft.remarks += chosen.remarks
     known = {_without_role(remark, first) for remark in chosen.remarks}
@@ -222,7 +222,7 @@ def _without_role(remark: Remark, role: str) -> tuple[str, ...]:
 
 
 def _compare(draft: Draft, chosen: Draft, other: Draft, roles: tuple[str, str]) -> None:
-    """Remark where the templates of two roles differ. Raises SpecError for another program."""
+    """Remark on differences between two roles. Raises SpecError for another program."""
     first, second = roles
     ours, theirs = chosen.document(), other.document()
     for key in PROGRAM:
@@ -243,7 +243,7 @@ def _compare(draft: Draft, chosen: Draft, other: Draft, roles: tuple[str, str]) 
 
 
 def _differences(mine: Any, others: Any, path: str) -> list[tuple[str, Any, Any]]:
-    """Return the paths at which two values differ, with both values."""
+    """Return the paths of differences between two values, with both values."""
     if isinstance(mine, Mapping) and isinstance(others, Mapping):
         found = []
         for key in dict.fromkeys((*mine, *others)):

@@ -1,4 +1,4 @@
-"""A script for Slurm's sbatch, whose command is torchrun or srun, as a DDPJob.
+"""Convert a script for Slurm's sbatch, with torchrun or srun as its command, into a DDPJob.
 
 The options of `#SBATCH` lines and of srun are in slurm_options.py.
 """
@@ -38,7 +38,7 @@ NO_IMAGE = (
     "with Python, torch and the script"
 )
 
-# Lines before the training that nothing in a pod needs.
+# Lines before the training without a use in a pod.
 REASONS: Reasons = {
     **EVERYWHERE,
     "cd|pushd|popd": (SHARED, "workingDir of the container trainer in podTemplate"),
@@ -56,7 +56,8 @@ REST = ("it may need files or programs of the Slurm cluster", "spec.setup, if ea
 def convert(text: str, image: str, name: str) -> Conversion:
     """Return the DDPJob of a script. Raises SpecError.
 
-    `image` is that of the pods, or empty. `name` is that of the file, for a job without a name.
+    `image` is the image of the pods, or empty. `name` is the name of the file, for a job without a
+    name.
     """
     draft = Draft.with_image(image)
     request = Request(draft)
@@ -99,7 +100,7 @@ def _directives(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[str]], None]]]:
-    """Return the programs that start a training on a Slurm cluster."""
+    """Return the programs used on a Slurm cluster to start a training."""
 
     def srun(launch: Launch, words: list[str]) -> None:
         options, rest = read_options(request.draft, words[1:], f"{launch.path}: srun")
@@ -125,7 +126,7 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
 
 
 def _values(request: Request) -> dict[str, str]:
-    """Return the values of Slurm's variables that the options decide."""
+    """Return the values of Slurm's variables decided by the options."""
     nodes = request.draft.get("nodes") or 1
     gpus = _per_node(request.gpus, request, nodes)
     tasks = request.tasks.get("node")
@@ -146,7 +147,7 @@ def _values(request: Request) -> dict[str, str]:
 
 
 def _per_node(counts: Mapping[str, int], request: Request, nodes: int) -> int:
-    """Return how many there are of something on each node, by how it was counted."""
+    """Return the number on each node from counts per node, task, GPU or job."""
     tasks = request.tasks.get("node") or ceil(request.tasks.get("job", 0) / nodes) or 1
     if "gpu" in counts:
         return counts["gpu"] * _per_node(request.gpus, request, nodes)
@@ -188,7 +189,7 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
 
 
 def _set_nodes(request: Request, launch: Launch) -> None:
-    """Set the number of nodes, if no option is about it."""
+    """Set the number of nodes, unless an option has set it."""
     draft = request.draft
     tasks, per_node = request.tasks.get("job"), request.tasks.get("node")
     if draft.get("nodes") is None and tasks and per_node:
@@ -207,7 +208,7 @@ def _set_nodes(request: Request, launch: Launch) -> None:
 
 
 def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:
-    """Set the processes of each node, which srun would have started."""
+    """Set the processes of each node from the tasks of srun."""
     tasks = request.tasks.get("node") or ceil(request.tasks.get("job", nodes) / nodes)
     set_processes(request.draft, tasks, "the tasks of srun")
     request.draft.note(
@@ -229,7 +230,7 @@ def _memory_per_node(request: Request, cpus: int, gpus: int) -> str:
 
 
 def _set_image(request: Request) -> None:
-    """Set the image that srun has, if it has one. Raises SpecError if none is known."""
+    """Set the image given in the script, if any. Raises SpecError if no image is known."""
     if request.image:
         request.draft.set("image", request.image, request.image_path)
     if request.draft.get("image") is None:

@@ -1,6 +1,6 @@
-"""A shell script as fields of a DDPJob: the command that trains, variables, and the rest.
+"""Convert a shell script into fields of a DDPJob: the training command, variables, and the rest.
 
-What comes before the training may become `spec.setup`. What a pod cannot do is a remark.
+Lines before the training may become `spec.setup`. Lines without a use in a pod become remarks.
 """
 
 import posixpath
@@ -19,7 +19,9 @@ from ddpjob.convert.launch import (
     read_command,
 )
 from ddpjob.convert.shell import (
+    ARRAY,
     ASSIGNMENT,
+    ELEMENTS,
     VARIABLE,
     Statement,
     expand,
@@ -30,30 +32,30 @@ from ddpjob.convert.shell import (
 )
 from ddpjob.core.api.readers import SpecError, quoted
 
-# Commands of python that start no training.
+# Commands of python other than a training.
 NO_TRAINING = re.compile(
     r"(^|[\s/])python[0-9.]*\s+(-c|-V|--version|-m\s+(pip|venv|ensurepip)|(\S*/)?setup\.py)(\s|$)"
 )
 
-# How the SDK of Kubeflow sends a function: `read` ends with an error, so it must not be in a setup.
+# A function as sent by Kubeflow's SDK. Its `read` fails, so it must not be in a setup.
 FUNCTION_OF_SDK = re.compile(
     r"read -r -d '' (\w+) *<< *(\w+)\n(.*?)\n\2\s*\n\s*printf \"%s\" \"?\$\1\"? > *(\S+)",
     re.DOTALL,
 )
 
-ARRAY = re.compile(r"[A-Za-z_]\w*=\(")
-# They stand before a command, and start containers with one.
+LINE_END = re.compile(r"\s*\n\s*")
+# Programs before a command, and programs to run a command in a container.
 BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
 CONTAINERS = "apptainer|singularity"
 
 EXPORTS = ("export", "declare", "typeset", "readonly")
 
-# What a statement is dropped for, and what to do instead, by its program.
+# The reason to drop a statement, and what to do instead, by its program.
 Reasons = Mapping[str, tuple[str, str]]
 
 PRINTS = "it only prints"
 
-# Lines that mean nothing in a pod, whatever script they are in.
+# Lines without a meaning in a pod, for every kind of script.
 EVERYWHERE: Reasons = {
     "set|shopt": ("setup ends at the first command that fails, and nothing else reads it", ""),
     "echo|printf|env|date|hostname|pwd|ls|which|nvidia-smi|free|df|cat": (PRINTS, ""),
@@ -86,8 +88,8 @@ class Script:
 
     - `reasons`: why lines are dropped, by their program. `keeps_rest`: other lines before the
       training become the setup; otherwise they are dropped for `rest`.
-    - `setup`: the lines of the setup. `folder`: what `cd` has added to the working directory.
-    - `values`: variables of the shell, and those of the pods whose words must be split.
+    - `setup`: the lines of the setup. `folder`: the part of the working directory added by `cd`.
+    - `values`: variables of the shell without an export. `arrays`: elements of arrays, as text.
     """
 
     launch: Launch
@@ -97,6 +99,7 @@ class Script:
     setup: list[str] = field(default_factory=list)
     folder: str = ""
     values: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
@@ -111,7 +114,7 @@ class Script:
             self.launch.draft.set("setup", "\n".join(self.setup), self.launch.path)
 
     def drop(self, statement: Statement, why: str, instead: str = "") -> None:
-        """Remark that a statement is dropped."""
+        """Remark on a dropped statement."""
         where = f"{self.launch.path}: line {statement.line}"
         self.launch.draft.drop(where, statement.text, why, instead)
 
@@ -137,11 +140,21 @@ class Script:
         self._enter_folder()
 
     def _text(self, statement: Statement, position: int) -> str:
-        """Return a command of a pipeline, with the variables of the shell replaced."""
+        """Return a command of a pipeline, with the variables of the shell replaced.
+
+        Variables of the pods with spaces are replaced too, because their words must be split.
+        """
         with_spaces = {
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
-        return expand(statement.commands[position], {**with_spaces, **self.values})
+        text = ELEMENTS.sub(self._elements, statement.commands[position])
+        return expand(text, {**with_spaces, **self.values})
+
+    def _elements(self, found: re.Match[str]) -> str:
+        """Return the elements of an array; none of one without a known value."""
+        if found[1] not in self.arrays:
+            self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
+        return self.arrays.get(found[1], "")
 
     def _drop_part(self, statement: Statement, command: str) -> None:
         where = f"{self.launch.path}: line {statement.line}"
@@ -150,7 +163,7 @@ class Script:
         self.launch.draft.drop(where, command, why)
 
     def _enter_folder(self) -> None:
-        """Add the folder of `cd` to the script, if the working directory cannot be that folder."""
+        """Add the folder of `cd` to the script's path, if it cannot be the working directory."""
         draft = self.launch.draft
         args = draft.spec.get("args", [])
         if not self.folder or not args or args[0].startswith(("/", "-")):
@@ -172,10 +185,11 @@ class Script:
             else:
                 self.drop(statement, UNREADABLE, "write the line that is needed by itself")
             return
-        words = statement.words
-        if ARRAY.match(statement.text):
-            self.drop(statement, ONLY_A_SHELL)
+        array = ARRAY.fullmatch(statement.text)
+        if array:
+            self._assign_array(statement, *array.groups())
             return
+        words = statement.words
         if _is_assignment(words):
             self._assign_all(statement, words)
             return
@@ -219,6 +233,15 @@ class Script:
             elif word in self.values:
                 self._assign(statement, f"{word}={self.values[word]}", is_exported=True)
 
+    def _assign_array(self, statement: Statement, name: str, plus: str, elements: str) -> None:
+        """Keep the elements of an array, or remark on one made by a command such as scontrol."""
+        words = split_words(elements)
+        if len(words) == 1 and has_substitution(words[0]):
+            self.drop(statement, ONLY_A_SHELL)
+            return
+        before = self.arrays.get(name, "") if plus else ""
+        self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
+
     def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         name, value = ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]
         where = f"{self.launch.path}: line {statement.line}"
@@ -261,7 +284,7 @@ SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
 def _index_of_training(
     statements: Sequence[Statement], path: str, values: Mapping[str, str]
 ) -> int:
-    """Return the index of the statement that trains: the last one of the best. Raises SpecError."""
+    """Return the index of the training: the last one of the best statements. Raises SpecError."""
     known = dict(values)
     ranks = []
     for one in statements:
@@ -293,7 +316,7 @@ def _mentions(text: str) -> bool:
 
 
 def _rank(text: str) -> int:
-    """Return how likely a command is to be the training; 0 for one that is not."""
+    """Return a rank for how likely a command is the training. 0 means it is not."""
     words = split_words(text)
     while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
         words = words[1:]
@@ -319,7 +342,7 @@ def _is_assignment(words: Sequence[str]) -> bool:
 
 
 def _installs(words: Sequence[str]) -> bool:
-    """Return True for a line that installs Python packages."""
+    """Return True for an installation of Python packages."""
     text = " ".join(words)
     return (
         re.match(r"(\S*/)?(pip[0-9.]*|uv pip|python[0-9.]* -m pip)\s+install\b", text) is not None

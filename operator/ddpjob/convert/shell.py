@@ -1,7 +1,7 @@
-"""The statements of a shell script, as far as they can be read without running it.
+"""Read the statements of a shell script, as far as possible without running it.
 
-A statement is a simple command, or several in a pipeline. A loop, a condition, a function and a
-here-document are one statement, which is not read further.
+A statement is a simple command, or several in a pipeline. A loop, a condition, a function or a
+here-document is one statement. It is not read further.
 """
 
 import re
@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-# What ends a statement, and what joins the commands of one. The longer ones come first.
+# Operators at the end of a statement, and between the commands of one. Longer ones come first.
 ENDS = ("&&", ";", "&", "\n")
 JOINS = ("||", "|&", "|")
 
@@ -25,16 +25,22 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # $NAME, ${NAME} and ${NAME:-default}.
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
 
+# `NAME=(…)` and `NAME+=(…)`, and where their elements are used.
+ARRAY = re.compile(
+    r"(?:(?:declare|typeset|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL
+)
+ELEMENTS = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement: the simple commands of its pipeline, its text, its line and what ends it.
+    """A statement: the simple commands of its pipeline, its text, its line and its end operator.
 
-    `span` is where it stands in the script. `is_readable` is False for a loop, a condition, a
-    function and a here-document.
+    `span` is its place in the script. `is_readable` is False for a loop, a condition, a function
+    and a here-document.
     """
 
     commands: tuple[str, ...]
@@ -107,7 +113,7 @@ def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Return a text in which variables with a known value, or with a default, are replaced."""
+    """Return a text with variables replaced by their known values or their defaults."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -140,7 +146,7 @@ def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Stat
 
 
 def _depth(text: str) -> tuple[int, int]:
-    """Return how many blocks a statement opens, and how many it closes."""
+    """Return the numbers of blocks opened and closed by a statement."""
     words = text.split()
     while words and words[0] in PREFIXES:
         words = words[1:]
@@ -160,7 +166,7 @@ def _block(statements: Sequence[Statement], text: str) -> Statement:
 
 
 def _substitution_end(text: str, start: int) -> int:
-    """Return the end of a command substitution that begins at `start`, or `start`."""
+    """Return the end of a command substitution at `start`, or `start` without one."""
     if text.startswith("`", start):
         end = text.find("`", start + 1)
         return end + 1 if end > 0 else start
@@ -229,11 +235,8 @@ class _Scanner:
                 self.index += 2
             elif quote != "'" and (end := _substitution_end(self.text, self.index)) > self.index:
                 self.index = end
-            elif quote:
-                quote = "" if character == quote else quote
-                self.index += 1
-            elif character in "'\"":
-                quote = character
+            elif quote or character in "'\"":
+                quote = _next_quote(quote, character)
                 self.index += 1
             elif character == "#" and self._is_at_word():
                 self._drop_comment()
@@ -269,13 +272,39 @@ class _Scanner:
         return operator in ("&", "|") and (before == ">" or (operator == "&" and after == ">"))
 
     def _group_length(self) -> int:
-        """Return how many characters belong together here: those of `(…)`, or one."""
+        """Return the length of the group at this place: the characters of `(…)`, or one."""
         if self.text[self.index] != "(":
             return 1
+        if self.text[self.index - 1 : self.index] == "=":
+            self._drop_comments_of_array()
         end = _substitution_end(f"${self.text[self.index :]}", 0)
         return max(1, end - 1)
 
+    def _drop_comments_of_array(self) -> None:
+        """Blank the comments in an array of several lines: they may have parentheses and quotes."""
+        begin = self.index
+        self.index += 1
+        quote = ""
+        while self.index < len(self.text) and (quote or self.text[self.index] != ")"):
+            character = self.text[self.index]
+            end = _substitution_end(self.text, self.index)
+            if end > self.index:
+                self.index = end
+            elif not quote and character == "#" and self._is_at_word():
+                self._drop_comment()
+            else:
+                quote = _next_quote(quote, character)
+                self.index += 1
+        self.index = begin
+
+
+def _next_quote(quote: str, character: str) -> str:
+    """Return the open quote after a character; an empty text outside of quotes."""
+    if quote:
+        return "" if character == quote else quote
+    return character if character in "'\"" else ""
+
 
 def _unfolded(text: str) -> str:
-    """Return a text with its continued lines as one."""
+    """Return a text with each continued line as one line."""
     return text.replace("\\\n", " ").strip()

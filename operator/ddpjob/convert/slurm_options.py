@@ -9,7 +9,7 @@ from ddpjob.convert.launch import LAUNCH
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError, did_you_mean, quoted
 
-# Of the grace period of a pod, the workers have all but so many seconds.
+# Seconds at the end of a pod's grace period without workers, for the agent's report.
 REPORT_SECONDS = 15
 
 SLURM_ONLY = "it is about the Slurm cluster"
@@ -20,9 +20,9 @@ SHARED = "a pod has no shared home or working directory"
 
 @dataclass
 class Request:
-    """What the options ask for, until all of them are read.
+    """The requests in the options, while they are read.
 
-    - `gpus`, `tasks`, `cpus`, `memory`: options of these names, by how they are counted: `node`,
+    - `gpus`, `tasks`, `cpus`, `memory`: options of these names, by the unit of the count: `node`,
       `task`, `gpu`, `cpu` or `job`. `is_step`: srun starts the training, once for each task.
     """
 
@@ -41,7 +41,7 @@ Option = Callable[[Request, str, str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """An option of sbatch or srun: what becomes of it, its letter, and if it takes a value."""
+    """An option of sbatch or srun: its reader, its letter, and whether it takes a value."""
 
     read: Option
     letter: str = ""
@@ -61,7 +61,7 @@ def read_options(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the known options at the beginning of words with their values, and the other words.
 
-    Remark on options that are not known.
+    Remark on unknown options.
     """
     found = []
     rest = list(words)
@@ -90,7 +90,7 @@ def _begins_command(word: str) -> bool:
 
 
 def _drop(why: str, instead: str = "") -> Option:
-    """Return what reads an option that a DDPJob has no place for."""
+    """Return a reader for an option without a place in a DDPJob."""
 
     def read(request: Request, value: str, path: str) -> None:
         request.draft.drop(path, value or True, why, instead)
@@ -99,7 +99,7 @@ def _drop(why: str, instead: str = "") -> Option:
 
 
 def _ignore(_request: Request, _value: str, _path: str) -> None:
-    """Read an option that changes nothing in a pod."""
+    """Read an option without an effect in a pod."""
 
 
 def _count(value: str, path: str) -> int:
@@ -213,7 +213,7 @@ def _signal(request: Request, value: str, path: str) -> None:
 
 
 def take_image(request: Request, value: str, path: str) -> None:
-    """Take the image of `--container-image`, in which enroot has # for the first /."""
+    """Take the image of `--container-image`. enroot writes # for the first / in it."""
     if value.startswith(("/", ".")) or value.endswith((".sqsh", ".sif")):
         request.draft.drop(path, value, "it is a file of the Slurm cluster", "--image IMAGE")
     else:

@@ -1,7 +1,7 @@
 """Tables of fields: a row for each field of an object says what becomes of it.
 
-A row is a function of the draft, the value and its path. An object whose fields are not all in
-its table leaves a remark for each of the others, so that nothing is lost in silence.
+A row is a function of the draft, the value and its path. Each field without a row leaves a remark,
+so nothing is lost in silence.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def read_fields(table: Table, draft: Draft, fields: Any, path: str) -> None:
 
 
 def drop_unknown(draft: Draft, value: Any, path: str, known: Mapping[str, Any]) -> None:
-    """Remark that a field is not known."""
+    """Remark on an unknown field."""
     key = path.rpartition(".")[2]
     draft.drop(path, value, f"it is an unknown field{did_you_mean(key, known)}")
 
@@ -43,7 +43,7 @@ def keep_integer(to: str) -> Row:
 
 
 def default(row: Row, to: str) -> Row:
-    """Return the row of a field that counts only if the spec has no value yet."""
+    """Return a row for a default: it counts only if the spec has no value yet."""
 
     def read(draft: Draft, value: Any, path: str) -> None:
         if draft.get(to) is None:
@@ -66,7 +66,7 @@ def drop(why: str, instead: str = "", *, unless: tuple[Any, ...] = ()) -> Row:
 
 
 def into(table: Table) -> Row:
-    """Return the row of an object whose fields have a table."""
+    """Return the row of an object with a table for its fields."""
     return lambda draft, value, path: read_fields(table, draft, value, path)
 
 

@@ -1,7 +1,7 @@
 """A TrainJob of Kubeflow Trainer, trainer.kubeflow.org/v1alpha1, as a DDPJob.
 
-A TrainJob has little itself: its runtime has the rest, a JobSet with the template of the nodes. The
-runtime is merged with the job as the Trainer does, and the result is read as any pod template.
+A TrainJob has few fields itself. Its runtime has the rest, a JobSet with the template of the nodes.
+The runtime is merged with the job as the Trainer does, and the result is read as any pod template.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ KIND = "TrainJob"
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
 
-# The replicated job that trains, and its container. Both were called `trainer` once.
+# The name of the training job among the replicated jobs, and of its container. Older versions call
+# both `trainer`.
 NODE = "node"
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
@@ -53,9 +54,9 @@ INIT_CONTAINER = (
 
 
 def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conversion:
-    """Return the DDPJob of a TrainJob, with what its runtime has. Raises SpecError.
+    """Return the DDPJob of a TrainJob and its runtime. Raises SpecError.
 
-    `runtimes` are the documents among which its runtime may be. `image` replaces the image.
+    `runtimes` are documents, possibly with its runtime. `image` replaces the image.
     """
     draft = Draft.with_image(image)
     spec = child(document, "spec")
@@ -119,12 +120,12 @@ SPEC: Table = {
 }
 
 
-# Fields of a container that a field of the trainer replaces.
+# Fields of a container, each with its replacement among the fields of the trainer.
 REPLACED = {"command": "command", "args": "args", "resources": "resourcesPerNode"}
 
 
 def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dict:
-    """Return the template of a node with what the TrainJob sets in its container."""
+    """Return the template of a node with the TrainJob's values in its container."""
     container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
     ours = set(names_of(children(trainer, "env")))
     for index, one in enumerate(children(container, "env")):
@@ -146,7 +147,7 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
 
 
 def _require_command(draft: Draft, template: Dict, path: str) -> None:
-    """Raise SpecError with advice for a job whose command or image only its runtime has."""
+    """Raise SpecError with advice if the command or the image is only in the runtime."""
     container, _ = find_trainer(template.get("spec"), f"{path}.spec", NODE)
     found = {
         "spec.trainer.command": container.get("command") or container.get("args"),
@@ -247,7 +248,7 @@ def _find_runtime(spec: Dict, runtimes: Sequence[Dict]) -> Dict | None:
 
 
 def _read_runtime(draft: Draft, runtime: Dict) -> tuple[Dict, str]:
-    """Read a runtime, except for the template of its nodes, which is returned with its path."""
+    """Read a runtime, and return the template of its nodes unread, with its path."""
     found: dict[str, Any] = {}
 
     def replicated(draft: Draft, value: Any, path: str) -> None:
@@ -284,7 +285,7 @@ def _read_runtime(draft: Draft, runtime: Dict) -> tuple[Dict, str]:
 
 
 def _job_of_nodes(draft: Draft, value: Any, path: str) -> tuple[Dict, str]:
-    """Return the replicated job that trains, and its path. Remark that there are others."""
+    """Return the training job among the replicated jobs, and its path. Remark on the others."""
     jobs = require_objects(value, path)
     chosen = next((index for index, one in enumerate(jobs) if _trains(one)), None)
     if chosen is None:

@@ -1,9 +1,9 @@
-"""The files of the agent, as a pod gets them: its programs, and the words that it looks for.
+"""The files of the agent in a pod: its programs, and the words that it looks for.
 
-They are in a ConfigMap that is named by the hash of their content. So pods of two versions of the
-operator have two ConfigMaps.
+They are in a ConfigMap named by the hash of their content. So pods of two versions of the operator
+have two ConfigMaps.
 
-The words are those by which the operator itself reads the log of a pod whose agent was killed.
+If an agent was killed, the operator itself reads the log of the pod by the same words.
 
 May import `core.observe`.
 """
@@ -33,7 +33,7 @@ def agent_files() -> Mapping[str, str]:
         "follower": [words.pattern for words in (*LOST, *WAITED)],
         "unclear": [words.pattern for words in UNCLEAR],
         "behind": [BEHIND.pattern],
-        # The first pattern that matches gives the exception.
+        # The first matching pattern gives the exception.
         "exception": [f"(?m)^{EXCEPTION_LINE}", f"(?m){INTERPRETER.pattern}"],
         "abort": [f"(?m){WHAT.pattern}"],
     }

@@ -1,4 +1,4 @@
-"""A plan: the status that a job should have, and what to create and delete once it is written.
+"""A plan: the new status of a job, and what to create and delete once it is written.
 
 May import `core.api`.
 """
@@ -20,10 +20,10 @@ NEXT_STEP = "correct the cause, then raise spec.retries"
 
 
 class Owned(StrEnum):
-    """The kinds of objects that are created for a job, which owns them, in their order.
+    """The kinds of objects created for a job and owned by it, in their order.
 
-    Each row has the kind, and the group, the version and the plural under which the API server
-    has it. `core/render/templates` has the shape of each.
+    Each row has the kind, and its group, version and plural in the API. `core/render/templates` has
+    the shape of each.
     """
 
     group: str
@@ -44,7 +44,7 @@ class Owned(StrEnum):
 class Create:
     """An object to create. Its body is rendered when it is created, because it may be large.
 
-    `index` is the node of a pod; None for an object that all pods share.
+    `index` is the node of a pod; None for an object shared by all pods.
     """
 
     kind: Owned
@@ -68,7 +68,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Assign:
-    """A pod that gets the assignment of the current attempt.
+    """The assignment of the current attempt to a pod.
 
     - `grace`: seconds for the processes of the last attempt to end.
     - `start`: the processes of the attempt may start at once.
@@ -87,7 +87,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Question:
-    """A pod whose agent is asked for its state, and the attempt that the question is about."""
+    """A question to the agent of a pod about its state in an attempt."""
 
     name: str
     uid: str
@@ -96,7 +96,7 @@ class Question:
 
 
 class PlaceAction(StrEnum):
-    """What is done with a Workload, which asks a queue for the room of a job.
+    """An action on a Workload, the request of a job for room in a queue.
 
     - CREATE: ask for room. REMOVE: ask no more. FINISH: the job has finished.
     - GIVE_BACK: Kueue has taken the room back, and no pod uses it any more.
@@ -117,7 +117,7 @@ class PlaceAction(StrEnum):
 
 @dataclass(frozen=True)
 class PlaceStep:
-    """What is done with a Workload; None if it is to be created."""
+    """An action and its Workload; None if the Workload is to be created."""
 
     action: PlaceAction
     workload: Workload | None = None
@@ -139,16 +139,16 @@ class Plan:
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
     - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `status`: the status to write before any other object.
-    - `delete_job`: delete the job itself, with everything that it owns. Nothing else is done then.
-    - `assign`: the pods that stay and get the assignment of the attempt.
-    - `join_queue`: the queue whose label the job gets.
+    - `delete_job`: delete the job itself, with all its objects. Nothing else is done then.
+    - `assign`: the assignments of the attempt to kept pods.
+    - `join_queue`: the job gets the label of this queue.
     - `create`: the objects to create, of the attempt `status.attempt.number`. Those of one kind are
       created side by side, once those before them exist.
     - `delete`: the pods to delete.
     - `place`: what is done with the job's Workload, after all else.
     - `events`: the events to post.
 
-    Beside that:
+    In addition:
 
     - `ask`: the pods whose agents are asked. The next look has their answers.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
@@ -173,7 +173,7 @@ class Plan:
         return tuple(create.index for create in self.create if create.index is not None)
 
     def only_reports_progress(self, before: Status) -> bool:
-        """Return True if nothing depends on this plan's status, so that it may be written later."""
+        """Return True if nothing depends on this plan's status, so it may be written later."""
         changes = (self.create, self.assign, self.delete, self.delete_job, self.join_queue)
         if any(changes) or self.place:
             return False
@@ -181,7 +181,7 @@ class Plan:
 
 
 def create_gang(indices: Iterable[int]) -> tuple[Create, ...]:
-    """Return the objects of a gang that lacks the pods of these nodes."""
+    """Return the objects to create for a gang without the pods of these nodes."""
     shared = (Create(kind) for kind in Owned if kind is not Owned.POD)
     pods = (Create(Owned.POD, index) for index in indices)
     return (*shared, *pods)

@@ -13,7 +13,7 @@ from ddpjob.core.api.readers import Dict, SpecError, quoted
 
 Document = dict[str, Any]
 
-# How a text in UTF-16 begins, with either order of bytes.
+# The first bytes of a text in UTF-16, with either order of bytes.
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 # A number to the base 60, in YAML 1.1 only.
@@ -67,7 +67,7 @@ def decode(data: bytes) -> str:
 
 
 def refuse_script(file: str) -> None:
-    """Raise SpecError for a file that is a script and not a manifest."""
+    """Raise SpecError for a script in place of a manifest."""
     if file.endswith(".py"):
         raise SpecError(
             f"is a Python script and not a manifest; give it as --script {file} to ddpjob submit, "
@@ -76,7 +76,7 @@ def refuse_script(file: str) -> None:
 
 
 def read_yaml(text: str) -> list[Any]:
-    """Return the documents of a text that are not empty. Raises SpecError."""
+    """Return the documents of a text, without empty ones. Raises SpecError."""
     try:
         documents = [found for found in yaml.load_all(text, Loader) if found is not None]
     except yaml.MarkedYAMLError as error:
@@ -84,7 +84,7 @@ def read_yaml(text: str) -> list[Any]:
     # It is a ValueError too.
     except SpecError:
         raise
-    # Other values that YAML cannot hold are plain ValueErrors.
+    # Other values not possible in YAML are plain ValueErrors.
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"is not YAML: {error}") from error
     for number, document in enumerate(documents, 1):
@@ -93,7 +93,7 @@ def read_yaml(text: str) -> list[Any]:
 
 
 def _require_json(value: Any, where: str) -> None:
-    """Refuse what YAML has and JSON has not, such as sets and lists that contain themselves."""
+    """Refuse values of YAML without a form in JSON, such as sets and recursive lists."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -184,7 +184,7 @@ def _set(document: Document, path: str, value: Any) -> None:
 
 
 def _enter(place: Any, key: str, where: str) -> Any:
-    """Return the object or list at a key, which is made if it is absent."""
+    """Return the object or list at a key. Make an object if the key is absent."""
     if isinstance(place, list):
         index = _index(place, key, where)
         if index == len(place):

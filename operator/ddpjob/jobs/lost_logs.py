@@ -1,4 +1,4 @@
-"""Why the log of an attempt cannot be read: it goes with its pod."""
+"""Explain a missing log of an attempt: a log is deleted with its pod."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -6,12 +6,12 @@ from ddpjob.core.api.names import Cause
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.user_job import DDPJob
 
-# The attempts and the indices of nodes whose lines were read.
+# Pairs of an attempt and the index of a node, for all lines read.
 Seen = Collection[tuple[int, int]]
 
 
 def previous_attempt(job: DDPJob) -> int:
-    """Return the newest attempt that has ended and is not the end of the job. Raises SpecError."""
+    """Return the newest ended attempt, except a finished job's last one. Raises SpecError."""
     last = job.status.attempt.number if job.finished else None
     for ended in job.status.attempts:
         if ended.attempt is not None and ended.attempt != last:
@@ -20,7 +20,7 @@ def previous_attempt(job: DDPJob) -> int:
 
 
 def require_attempt(job: DDPJob, attempt: int) -> None:
-    """Raise SpecError for an attempt that has not begun."""
+    """Raise SpecError for an attempt not yet begun."""
     last = job.status.attempt.number
     if last is None:
         raise SpecError(f"no attempt of job {job.name} has begun")
@@ -32,8 +32,8 @@ def require_attempt(job: DDPJob, attempt: int) -> None:
 def why_lost(job: DDPJob, attempt: int, nodes: Collection[int], seen: Seen) -> str:
     """Return why lines of an attempt are missing, or an empty string if none are.
 
-    `nodes` are those that were chosen, or none for all. Each pod writes a line when an attempt
-    begins, so a node without any line has no log.
+    `nodes` are the chosen nodes, or none for all. Each pod writes a line when an attempt begins, so
+    a node without any line has no log.
     """
     found = {index for number, index in seen if number == attempt}
     is_current = attempt == job.status.attempt.number and not job.finished
@@ -64,7 +64,7 @@ def _all_lost(job: DDPJob, attempt: int) -> str:
 
 
 def lost_attempts(job: DDPJob, seen: Seen) -> str:
-    """Return which of the attempts that have ended have no log, or an empty string."""
+    """Return a sentence about the ended attempts without a log, or an empty string."""
     found = {number for number, _ in seen}
     ended = {one.attempt for one in job.status.attempts if one.attempt is not None}
     lost = sorted(ended - found)
@@ -78,7 +78,7 @@ def lost_attempts(job: DDPJob, seen: Seen) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as they are chosen in options: 0-2,5."""
+    """Return sorted numbers in the form of options: 0-2,5."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""How far a training is, as the events of its trainer tell."""
+"""The progress of a training, from the events of its trainer."""
 
 import math
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ PER_SECOND = "_per_second"
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest values of a training. A value that the trainer has not reported is None.
+    """The newest values of a training. A value not reported by the trainer is None.
 
-    `speed` has its unit, such as `5,120 samples/s`. `checkpoint_time` is when the last checkpoint
-    was complete, and `time` is that of the last event.
+    `speed` has its unit, such as `5,120 samples/s`. `checkpoint_time` is the time of the last
+    complete checkpoint, and `time` is the time of the last event.
     """
 
     step: int | None = None
@@ -34,7 +34,7 @@ class Progress:
 
     @classmethod
     def from_events(cls, events: Iterable[Dict]) -> Self:
-        """Return what the events tell, the newest last."""
+        """Return the progress after these events, the newest last."""
         progress = cls()
         for event in events:
             progress = progress.after(event)
@@ -56,7 +56,7 @@ class Progress:
         for key in ("step", "steps", "epoch", "epochs"):
             changes[key] = _integer(event.get(key))
         if kind == "train":
-            # JSON has null for nan. A loss that is nan has diverged.
+            # JSON has null for nan. A loss of nan has diverged.
             changes["loss"] = math.nan if event.get("loss", 0.0) is None else event.get("loss")
             changes["speed"] = format_speed(event)
         if kind == "eval":
@@ -66,7 +66,7 @@ class Progress:
 
     @property
     def share(self) -> float | None:
-        """Return the part of the steps that is done, from 0 to 1."""
+        """Return the finished part of the steps, from 0 to 1."""
         if self.step is None or not self.steps:
             return None
         return min(self.step / self.steps, 1.0)

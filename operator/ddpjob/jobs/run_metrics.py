@@ -1,4 +1,4 @@
-"""The metrics of a run: the events that its trainer prints, their curves, and where time went."""
+"""The metrics of a run: the events printed by its trainer, their curves, and the time spent."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 
 from ddpjob.core.api.readers import Dict
 
-# Events of the trainer: those of a training, then those of workloads that measure or check
-# something else.
+# Events of the trainer: those of a training, then those of workloads with other measurements or
+# checks.
 TRAINING_EVENTS = ("start", "train", "eval", "checkpoint", "model", "end", "interrupted")
 OTHER_EVENTS = ("message", "speed", "rate", "pipeline")
 EVENTS = frozenset((*TRAINING_EVENTS, *OTHER_EVENTS))
 
-# The stages of a run, and the phases that each of them sums. The trainer measures its own phases.
-# `launch`, `end` and `other` are what remains of the time outside and inside it.
+# The stages of a run, each with the phases summed in it. The trainer measures its own phases.
+# `launch`, `end` and `other` are the rest of the time outside and inside it.
 STAGES = (
     ("starting processes", ("launch", "import")),
     ("rendezvous", ("rendezvous",)),
@@ -41,7 +41,7 @@ def parse_metric(line: str) -> dict[str, Any] | None:
     """Return an event of the trainer, or None for any other line.
 
     Other programs log JSON objects with the key `event` too, so its value must be known. An object
-    without that key is an event `train` if its `step` is a number: a user's own script writes it.
+    without this key is an event `train` if its `step` is a number: a user's own script writes it.
     """
     line = line.rstrip()
     if not (line.startswith("{") and line.endswith("}")):
@@ -69,7 +69,7 @@ def finite_number(value: Any) -> float | None:
         return None
     try:
         return value if isfinite(value) else None
-    # JSON has integers that are larger than any float.
+    # JSON has integers larger than any float.
     except OverflowError:
         return None
 
@@ -88,7 +88,7 @@ class RunMetrics:
     def curve(self, event: str, value: str, over: str = "step") -> tuple[list[float], list[float]]:
         """Return (steps, values) of an event. `over` is the key of the x values.
 
-        After a restart, the steps that are repeated replace those that were lost.
+        After a restart, the repeated steps replace the lost ones.
         """
         points: dict[float, float] = {}
         last = -inf
@@ -104,7 +104,7 @@ class RunMetrics:
         return list(points), list(points.values())
 
     def stage_seconds(self) -> list[tuple[str, float]]:
-        """Return (stage, seconds) of the last attempt, and what earlier attempts took.
+        """Return (stage, seconds) of the last attempt, and the time lost to earlier attempts.
 
         The seconds add up to the whole run. The list is empty if the trainer reported no end.
         """
@@ -136,7 +136,7 @@ class RunMetrics:
 
 
 def _phase_seconds(end: Dict) -> dict[str, float]:
-    """Return the seconds of each phase that the event `end` reports."""
+    """Return the seconds of each phase reported in the event `end`."""
     reported = end.get("seconds")
     if not isinstance(reported, Mapping):
         return {}
@@ -149,7 +149,7 @@ def _phase_seconds(end: Dict) -> dict[str, float]:
 
 
 def shares(stages: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
-    """Return (stage, seconds, share of the total) without the stages that took almost no time."""
+    """Return (stage, seconds, share of the total), without stages of almost no time."""
     total = sum(seconds for _, seconds in stages) or 1.0
     found = []
     for stage, seconds in stages:

@@ -15,7 +15,7 @@ class PodTemplate(TypedDict, total=False):
 
 
 class Code(TypedDict, total=False):
-    """Code that each attempt finds in its working directory."""
+    """Code in the working directory of each attempt."""
 
     configMap: Required[str]
 
@@ -30,14 +30,14 @@ class Torchrun(TypedDict, total=False):
 
 
 class Checkpoint(TypedDict, total=False):
-    """Claim for checkpoints, which every attempt of the job mounts."""
+    """Claim for checkpoints, mounted by every attempt of the job."""
 
     claimName: Required[str]
     mountPath: str
 
 
 class Topology(TypedDict, total=False):
-    """Nodes that are near each other: those with the same value of a label."""
+    """Nodes near each other, with the same value of a label."""
 
     required: str
     preferred: str

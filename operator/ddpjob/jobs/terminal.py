@@ -1,8 +1,8 @@
-"""What a terminal shows of the lines that programs write."""
+"""The lines of programs as a terminal shows them."""
 
 
 def as_displayed(line: str) -> str:
-    """Return what a terminal shows of a line: a carriage return begins it again.
+    """Return the visible part of a line in a terminal: a carriage return begins it again.
 
     Progress bars write all their states into one line.
     """

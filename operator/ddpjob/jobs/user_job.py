@@ -36,10 +36,10 @@ from ddpjob.sources.code import (
 )
 from ddpjob.sources.script import check_script, job_name
 
-# Characters such as those with which the API server completes `generateName`.
+# Characters like the API server's own for the end of a `generateName`.
 GENERATED = "x7k2p"
 
-# What a user writes into the metadata, beside the name and the namespace.
+# The user's fields of the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
 
 
@@ -48,9 +48,9 @@ class DDPJob:
     """A DDPJob: its name, its spec in the form of the manifest, and its status.
 
     Make one with `DDPJob.create("digits", image=…, args=[…], nodes=2)`. `namespace` is empty if the
-    client chooses it. `metadata` is what else the manifest has in it. A job that was read from a
-    cluster has its `status`. `needs` are documents that are submitted with it: its code. `notes`
-    are part of its `advice`. `position` is that in its queue, if the job waits and Kueue was asked.
+    client chooses it. `metadata` has the other fields of the manifest's metadata. A job read from a
+    cluster has its `status`. `needs` are documents submitted with it: its code. `notes` are part of
+    its `advice`. `position` is the position in its queue, if the job waits and Kueue was asked.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DDPJob:
 
     @classmethod
     def create(cls, name: str, *, namespace: str = "", **spec: Unpack[SpecFields]) -> Self:
-        """Return a job to submit. Raises SpecError for a field that is wrong or not known."""
+        """Return a job to submit. Raises SpecError for a wrong or unknown field."""
         job = cls(require_job_name(name), spec, namespace)
         job.check()
         return job
@@ -80,12 +80,12 @@ class DDPJob:
         namespace: str = "",
         **spec: Unpack[ScriptFields],
     ) -> Self:
-        """Return a job that runs a script of your own, which is submitted with it.
+        """Return a job for a script of your own. The script is submitted with the job.
 
-        `args` are the arguments of the script. All files of `folder` go with it, except hidden and
-        ignored ones; the script is one of them. The default name is that of the script. `spec` are
-        the other fields of the spec, such as `image` and `nodes`. Raises SpecError, also for more
-        code than a ConfigMap can have.
+        `args` are the arguments of the script. `folder` contains the script, and all its files are
+        submitted, except hidden and ignored ones. The default name is the name of the script.
+        `spec` are the other fields of the spec, such as `image` and `nodes`. Raises SpecError, also
+        for more code than a ConfigMap can have.
         """
         path, place = Path(script), Path(folder) if folder is not None else None
         check_script(path)
@@ -123,7 +123,7 @@ class DDPJob:
         )
 
     def manifest(self) -> dict[str, Any]:
-        """Return the job as a manifest: without its status and what the API server has added."""
+        """Return the job as a manifest, without its status and additions of the API server."""
         kept = {key: self.metadata[key] for key in USERS_METADATA if self.metadata.get(key)}
         metadata = {"name": self.name, **kept}
         if self.namespace:
@@ -143,14 +143,14 @@ class DDPJob:
         return {**manifest, "status": self.status.to_dict()}
 
     def check(self) -> None:
-        """Raise SpecError for a name that is wrong, or a field that is wrong or not known."""
+        """Raise SpecError for a wrong name, or for a wrong or unknown field."""
         generated = self.metadata.get("generateName")
-        # The API server completes the name before it looks at it.
+        # The API server completes the name before its checks.
         require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
         Spec.from_user(self.spec)
 
     def renamed_for_trial(self) -> Self:
-        """Return the job under a name that no other job has, for a dry run."""
+        """Return the job under an unused name, for a dry run."""
         return replace(self, name=f"{self.name[:40].rstrip('-')}-{token_hex(4)}")
 
     @property
@@ -163,15 +163,15 @@ class DDPJob:
 
     @property
     def queue(self) -> str:
-        """Return the name of the queue in which the job waits for room, or an empty string."""
+        """Return the name of the job's queue, or an empty string."""
         found = read_queue(self.metadata.get("labels"))
         return found.name if found else ""
 
     @property
     def waiting_workload(self) -> str:
-        """Return the name of the Workload with which the job waits for room, or an empty string."""
+        """Return the name of the job's Workload while it waits for room, or an empty string."""
         number = self.status.place.number
-        # A job that a user has suspended does not wait, and has a phase of its own.
+        # A job suspended by a user does not wait, and has a phase of its own.
         waits = self.phase == Phase.PENDING and self.status.has(Condition.SUSPENDED)
         if not (self.queue and number and waits) or self.finished:
             return ""
@@ -195,7 +195,7 @@ class DDPJob:
 
     @property
     def finished(self) -> bool:
-        """True for a job that has ended, unless the operator has still to take it up again."""
+        """Return True if the job has ended, and no retry of it is still to begin."""
         retries = integer_or_zero(self.spec.get("retries"))
         return self.status.finished and not self.status.is_retried_by(retries)
 
@@ -205,7 +205,7 @@ class DDPJob:
 
     @property
     def processes_per_node(self) -> int:
-        """Return how many ranks a node has."""
+        """Return the number of ranks on a node."""
         try:
             return Spec.from_dict(self.spec).nproc_per_node
         except SpecError:
@@ -214,7 +214,7 @@ class DDPJob:
 
     @property
     def result(self) -> Mapping[str, str]:
-        """Return the result that rank 0 has written to `$DDP_RESULT_FILE`."""
+        """Return the result written by rank 0 to `$DDP_RESULT_FILE`."""
         return self.status.result
 
     @property
@@ -225,7 +225,7 @@ class DDPJob:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return the names of the PersistentVolumeClaims that the pods mount, each once."""
+        """Return the names of the PersistentVolumeClaims mounted by the pods, each once."""
         overlay = child(child(self.spec, "podTemplate"), "spec")
         volumes = [*children(self.spec, "volumes"), *children(overlay, "volumes")]
         sources = [child(volume, "persistentVolumeClaim") for volume in volumes]
@@ -239,7 +239,7 @@ class DDPJob:
 
     @property
     def recovery(self) -> str:
-        """Return whether pods stay for the next attempt, and what decides that."""
+        """Return whether pods stay for the next attempt, and the reason."""
         try:
             recovery, reason = Spec.from_dict(self.spec).recovery
         except SpecError:
@@ -249,7 +249,7 @@ class DDPJob:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Return what to change although it is allowed: unused devices, shell variables."""
+        """Return advice on valid but doubtful fields: unused devices, shell variables."""
         try:
             return (*Spec.from_dict(self.spec).advice, *self.notes)
         except SpecError:
@@ -258,7 +258,7 @@ class DDPJob:
 
     @property
     def documents(self) -> tuple[dict[str, Any], ...]:
-        """Return the manifest of the job, after what it needs."""
+        """Return the manifest of the job, after the documents needed by it."""
         place = {"namespace": self.namespace} if self.namespace else {}
         needs = [{**one, "metadata": {**one["metadata"], **place}} for one in self.needs]
         return (*needs, self.manifest())

@@ -1,4 +1,4 @@
-"""The API server as plain dicts.
+"""Send requests to the API server, and return its answers as plain dicts.
 
 It uses the Kubernetes client's configuration and transport, and none of its models.
 """
@@ -32,25 +32,25 @@ FIRST_PAGE = 10
 LONGEST_PAGE = 64
 PAGE_BYTES = 2**20
 
-# How often a page of a LIST is requested before the LIST has failed, and the seconds in between.
+# Tries for a page of a LIST before the LIST fails, and the seconds in between.
 PAGE_TRIES = 6
 FIRST_PAGE_RETRY = 0.5
 LONGEST_PAGE_RETRY = 5.0
 
-# Connections that may be open at the same time. kopf's watches have connections of their own.
+# Maximum number of open connections. kopf's watches have connections of their own.
 CONNECTIONS = 140
 
-# Seconds that an idle connection stays open. The API server closes it after 90 s.
+# Seconds until an idle connection is closed. The API server closes it after 90 s.
 IDLE_SECONDS = 75.0
 
-# Longest time in seconds that a Retry-After of the API server is obeyed.
+# Longest pause in seconds after a Retry-After of the API server.
 LONGEST_PAUSE = 60.0
 
 # Seconds until a request without an answer has failed.
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 
-# Characters of a non-JSON answer that are quoted.
+# Quoted characters of a non-JSON answer.
 MAX_QUOTED = 200
 
 
@@ -86,13 +86,13 @@ async def configuration(
 
 
 async def _renew_token(loader: Any, settings: Configuration) -> None:
-    """Get a new token from the program that the kubeconfig names, if the last one has expired."""
+    """Get a new token from the program in the kubeconfig, if the last one has expired."""
     await loader.load_from_exec_plugin()
     settings.api_key["BearerToken"] = loader.token
 
 
 class Transport(RESTClientObject):
-    """The client's transport with connections that stay open: a TLS handshake takes 6 ms."""
+    """The client's transport with long-lived connections: a TLS handshake takes 6 ms."""
 
     def _create_connector(self) -> aiohttp.TCPConnector:
         return aiohttp.TCPConnector(
@@ -103,15 +103,14 @@ class Transport(RESTClientObject):
 class ApiClient:
     """One connection pool to one API server.
 
-    `program` is the name of this program in the audit log, and the manager of the fields that it
-    writes.
+    `program` is the name of this program in the audit log, and the field manager of its writes.
     """
 
     def __init__(self, settings: Configuration, program: str = "ddpjob") -> None:
         self._settings = settings
         self._program = program
         self._transport = Transport(settings)
-        # Time of the event loop until which the API server asked for a pause.
+        # End of the pause requested by the API server, in event loop time.
         self._paused_until = 0.0
         # Called with each request and the HTTP status of its answer; 0 is no answer.
         self.on_answer: Callable[[AnyRequest, int], None] = lambda request, status: None
@@ -120,7 +119,7 @@ class ApiClient:
         await self._transport.close()
 
     async def wait_until_allowed(self) -> None:
-        """Wait for the end of the pause that the API server asked for by Retry-After."""
+        """Wait for the end of the pause requested by the API server with Retry-After."""
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(max(0.0, self._paused_until - now))
 
@@ -138,7 +137,10 @@ class ApiClient:
     async def read(
         self, request: AnyRequest, timeout: float = CALL_TIMEOUT
     ) -> dict[str, Any] | None:
-        """Return what a GET reads, or None if it does not exist. Raises ApiError or Unreachable."""
+        """Return the answer to a GET, or None if the object does not exist.
+
+        Raises ApiError or Unreachable.
+        """
         try:
             return await self.call(request, timeout)
         except ApiError as error:
@@ -147,7 +149,7 @@ class ApiClient:
             raise
 
     async def stream(self, request: Request, seconds: float | None = None) -> AsyncIterator[bytes]:
-        """Yield the lines of an answer that may never end: those of a watch or of a log.
+        """Yield the lines of a possibly endless answer, such as a watch or a log.
 
         It fails after so many `seconds`. Raises ApiError or Unreachable.
         """
@@ -158,7 +160,7 @@ class ApiClient:
                 if answer.status >= 400:
                     _read_answer(answer.status, await answer.read())
                 rest = b""
-                # A line may be longer than what aiohttp's own readers of lines accept.
+                # A line may be longer than aiohttp's own readers of lines accept.
                 async for data in answer.response.content.iter_any():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
@@ -217,8 +219,8 @@ class ApiClient:
     ) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         """Yield a LIST page by page: (objects, resourceVersion of the LIST).
 
-        A page that fails is requested again, up to `tries` times. `before_try` is called before
-        each request. Raises ApiError or Unreachable.
+        A failed page is requested again, up to `tries` times. `before_try` is called before each
+        request. Raises ApiError or Unreachable.
         """
         query = _list_query(kind, FIRST_PAGE)
         while True:

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator watches and creates."""
+"""The kinds of Kubernetes objects that ddpjob reads and writes."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from ddpjob.core.api.pod_groups import BACKENDS
 class Kind:
     """A kind of objects: its group and version, and its plural.
 
-    `selector` selects those that concern the operator. It makes no other kind.
+    `selector` selects the operator's objects. Two kinds that differ only in it are equal.
     """
 
     group: str
@@ -28,7 +28,7 @@ class Kind:
 JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
 
 # The label of the job selects the pods. A user's podTemplate cannot overwrite it, unlike labels
-# such as app.kubernetes.io/managed-by, which often are set for everything in a chart.
+# such as app.kubernetes.io/managed-by. Charts often set those for everything.
 PODS = Kind("", "v1", "pods", selector=names.LABEL_JOB)
 
 NODES = Kind("", "v1", "nodes", namespaced=False)
@@ -43,8 +43,8 @@ LEASES = Kind("coordination.k8s.io", "v1", "leases")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
 
-# Those of queues. The operator reads the last three by name. Only users' commands ask for the
-# Workloads that wait in a LocalQueue.
+# The kinds of queues. The operator reads the last three by name. Only users' commands ask for the
+# Workloads waiting in a LocalQueue.
 WORKLOADS = Kind(kueue.GROUP, kueue.VERSION, "workloads")
 LOCAL_QUEUES = Kind(kueue.GROUP, kueue.VERSION, "localqueues")
 PENDING_QUEUES = Kind(kueue.VISIBILITY_GROUP, kueue.VERSION, "localqueues")
@@ -52,7 +52,7 @@ FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 
-# The PodGroups of the schedulers that start a gang whole, by the names of their rows.
+# The PodGroups of the gang schedulers, by the names of their backends.
 POD_GROUPS = {one.name: Kind(one.group, one.version, "podgroups") for one in BACKENDS}
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.

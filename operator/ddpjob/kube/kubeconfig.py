@@ -1,4 +1,4 @@
-"""The cluster that a user's kubeconfig names, as kubectl reads it."""
+"""Read the user's cluster from a kubeconfig, as kubectl does."""
 
 import os
 from pathlib import Path
@@ -21,15 +21,15 @@ async def user_configuration(
 ) -> tuple[Configuration, str]:
     """Return the configuration of a context of a kubeconfig, and its namespace.
 
-    In a pod without a kubeconfig it is that of its service account. Raises NotConfigured.
+    In a pod without a kubeconfig, both are those of its service account. Raises NotConfigured.
     """
     if kubeconfig is None:
         kubeconfig = _default_file()
     try:
         settings = await configuration(kubeconfig, context)
         namespace = _namespace(kubeconfig, context)
-    # A kubeconfig that is no YAML, has no object where one is expected, or has a broken
-    # certificate, raises the others.
+    # The others are raised if a kubeconfig is not YAML, lacks an expected object, or has a broken
+    # certificate.
     except (
         config.ConfigException,
         yaml.YAMLError,
@@ -42,15 +42,15 @@ async def user_configuration(
             f"no cluster is configured: {_reason(error)}; set KUBECONFIG or use --kubeconfig and "
             "--context"
         ) from error
-    # As kubectl does: use the proxy of HTTPS_PROXY, and accept authorities that are not strictly
-    # those of RFC 5280.
+    # As kubectl does: use the proxy of HTTPS_PROXY, and accept authorities that do not follow RFC
+    # 5280 strictly.
     settings.client_session_kwargs = {"trust_env": True}
     settings.disable_strict_ssl_verification = True
     return settings, namespace
 
 
 def _default_file() -> Path | None:
-    """Return the kubeconfig that kubectl would read, or None if there is none.
+    """Return kubectl's kubeconfig, or None if there is none.
 
     The Kubernetes client reads KUBECONFIG only once, when it is imported.
     """

@@ -1,4 +1,4 @@
-"""Requests to the API server, as values from where they are made to where they are counted."""
+"""Requests to the API server as values, from their creation until they are counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ class Verb(Enum):
     """What a request does, as an HTTP method and the media type of its body.
 
     - `GET`: of all objects of a kind if the request names none.
-    - `MERGE`: replace the fields that the body has, and whole lists.
-    - `STRATEGIC_MERGE`: also join lists by Kubernetes' own keys, such as owners by their UID. That
+    - `MERGE`: replace the fields in the body, and whole lists.
+    - `STRATEGIC_MERGE`: also join lists by Kubernetes' own keys, such as owners by their UID. It
       costs the API server more, and custom resources do not have it.
     - `APPLY`: a server-side apply.
     """
@@ -65,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ReadDocument:
-    """A request for a document that is no object, such as `version` or the kinds of an API."""
+    """A request for a document instead of an object, such as `version` or the kinds of an API."""
 
     path: str
 

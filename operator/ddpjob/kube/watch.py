@@ -1,4 +1,4 @@
-"""A LIST and a watch that follows it. After a gap, another LIST shows what was missed."""
+"""Watch objects: a LIST, then the changes. After a gap, another LIST shows the differences."""
 
 import asyncio
 import json
@@ -12,17 +12,16 @@ from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import Kind
 from ddpjob.kube.request import Request, Verb
 
-# Seconds after which the API server ends a request of a watch, and after which the connection is
-# taken for dead.
+# Seconds until the API server ends a request of a watch, and until the connection counts as dead.
 WATCH_SECONDS = 240
 DEAD_SECONDS = WATCH_SECONDS + 15.0
 
-# How often a LIST is tried again once the first one has succeeded, and the seconds in between.
+# Retries of a LIST after the first successful one, and the seconds in between.
 TRIES = 10
 FIRST_RETRY = 0.5
 LONGEST_RETRY = 15.0
 
-# The version that a watch asked for is no longer known.
+# The requested version of a watch is no longer known.
 GONE = 410
 
 Object = dict[str, Any]
@@ -38,7 +37,7 @@ async def watch(
     query: Mapping[str, str],
     on_list: Callable[[set[str], str], None] | None = None,
 ) -> AsyncGenerator[Change | None, None]:
-    """Yield the objects that exist, then None, then each change for ever.
+    """Yield the existing objects, then None, then each change for ever.
 
     `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST, and
     before it `on_list` gets the UIDs and the resourceVersion of the LIST.
@@ -128,7 +127,7 @@ def _read_change(line: bytes) -> Change:
 
 
 def _differences(known: Mapping[str, Object], listed: list[Object]) -> Iterator[Change]:
-    """Yield what has changed between the objects that were known and those of a LIST."""
+    """Yield the changes between the known objects and those of a LIST."""
     uids = {_uid(found) for found in listed}
     for uid, found in known.items():
         if uid not in uids:

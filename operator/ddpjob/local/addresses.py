@@ -1,4 +1,4 @@
-"""Addresses of agents that all run on this machine."""
+"""Addresses of agents on this machine."""
 
 import socket
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from ddpjob.core.api.job import Job
 
 
 class LocalAddresses:
-    """Spellings of 127.0.0.1 that sort by node index, and ports that are free.
+    """Spellings of 127.0.0.1 that sort by node index, and free ports.
 
     Each attempt has a rendezvous port of its own, and each pod a port for its agent.
 
@@ -21,7 +21,7 @@ class LocalAddresses:
         self._free_port = free_port
         # By attempt. A closed port may stay busy for a minute, so an attempt gets a new one.
         self._ports: dict[int, int] = {}
-        # By the attempt in which a pod was created, and its index.
+        # By the attempt of a pod's creation, and its index.
         self._agent_ports: dict[tuple[int, int], int] = {}
 
     def endpoint(self, job: Job) -> str:
@@ -43,7 +43,7 @@ class LocalAddresses:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which no process listens now."""
+    """Return a port of 127.0.0.1 with no listening process at the moment."""
     with socket.socket() as probe:
         # Port 0 lets the kernel choose one.
         probe.bind(("127.0.0.1", 0))

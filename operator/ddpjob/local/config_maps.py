@@ -42,7 +42,7 @@ def _read_files(name: str, config_map: Dict) -> Files:
 
 
 def texts_of(files: Files) -> dict[str, str]:
-    """Return the files that can be the values of variables."""
+    """Return the files usable as values of variables. Bytes are not."""
     return {key: content for key, content in files.items() if isinstance(content, str)}
 
 
@@ -56,8 +56,8 @@ def _decode(name: str, key: str, text: str) -> bytes:
 def read_files(place: Path) -> Files:
     """Return the content of a file, or of each file in a folder, by its name. Raises SpecError.
 
-    As with kubectl, folders in the folder are left out, and so are files whose names start with a
-    dot.
+    As with kubectl, folders in the folder are left out, and so are files with a dot at the start of
+    their names.
     """
     paths = [place]
     if place.is_dir():
@@ -85,9 +85,9 @@ def _read_data(value: Any, where: str) -> Mapping[str, str]:
 
 
 def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Files:
-    """Return the data of the ConfigMap that `reference` names.
+    """Return the data of the ConfigMap named by `reference`.
 
-    An optional ConfigMap that does not exist is empty. Raises SpecError for any other.
+    A missing optional ConfigMap is empty. Raises SpecError for any other missing one.
     """
     name = require_string(reference.get("name"), f"{where}.name")
     if name not in config_maps and not reference.get("optional"):
@@ -124,7 +124,7 @@ def _projected_files(reference: Dict, config_maps: ConfigMaps, where: str) -> Fi
     for item in items:
         key = require_string(item.get("key"), f"{where}.items[].key")
         path = require_string(item.get("path"), f"{where}.items[].path")
-        # A key that is absent is allowed if the ConfigMap is optional.
+        # A missing key is allowed if the ConfigMap is optional.
         if key in data:
             files[path] = data[key]
     return files

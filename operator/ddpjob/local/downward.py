@@ -1,10 +1,10 @@
-"""The fields of a pod that its variables and its files can have: the downward API."""
+"""The fields of a pod available to its variables and its files: the downward API."""
 
 from ddpjob.core.api.readers import Dict, child, children
 
 
 def pod_fields(pod: Dict) -> dict[str, str]:
-    """Return what a fieldRef can read of a pod here, by path."""
+    """Return the values of a pod available to a fieldRef here, by path."""
     metadata = pod["metadata"]
     fields = {f"metadata.{key}": str(value) for key, value in metadata.items()}
     for kind in ("labels", "annotations"):
@@ -20,7 +20,7 @@ def pod_fields(pod: Dict) -> dict[str, str]:
 def downward_files(volume: Dict, pod: Dict) -> dict[str, str]:
     """Return the content of a downwardAPI volume's files by their path in the volume.
 
-    A field that is not available here is an empty file.
+    A field not available here becomes an empty file.
     """
     fields = pod_fields(pod)
     files = {}

@@ -24,21 +24,21 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:
     """Return the variables of a container: those of envFrom, then those of env.
 
-    A reference expands to the value of a variable above it. Raises SpecError for a value that this
-    machine does not have.
+    A reference expands to the value of a variable above it. Raises SpecError for a value not
+    available on this machine.
     """
-    # gloo and NCCL would choose an interface by the host name, which may not resolve.
+    # gloo and NCCL would choose an interface by the host name, but the name may not resolve.
     env = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     for source in children(container, "envFrom"):
         env |= _read_source(source, mounts, files)
     for item in children(container, "env"):
         name = item["name"]
         if item.get("valueFrom"):
-            # A value from elsewhere may hold `$(…)`, which Kubernetes does not expand.
+            # Kubernetes does not expand `$(…)` in a value from elsewhere.
             env[name] = mounts.place(_read_value_from(item, pod, files))
         else:
             env[name] = expand(mounts.place(item.get("value") or ""), env)
-    # The profile gpu excludes the loopback interface, the only one that the processes share.
+    # The profile gpu excludes the loopback interface, but the processes share no other one.
     if env["NCCL_SOCKET_IFNAME"].startswith("^"):
         env["NCCL_SOCKET_IFNAME"] = LOOPBACK
     return env

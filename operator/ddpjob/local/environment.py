@@ -1,4 +1,4 @@
-"""A virtual environment of a pod on this machine, in which the setup of a job installs packages."""
+"""Make a virtual environment for a pod on this machine, for the packages of the job's setup."""
 
 import site
 import venv
@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CalledProcessError
 
-# A path may have spaces, which the first line of a script cannot have. pip writes its scripts so.
+# The path of Python may have spaces, but the first line of a script cannot contain such a path. pip
+# writes its scripts in the same form.
 TORCHRUN = """\
 #!/bin/sh
 '''exec' "{python}" "$0" "$@"
@@ -24,9 +25,9 @@ NO_PIP = (
 
 
 def create_environment(folder: Path) -> None:
-    """Make a virtual environment that also has the packages of this Python, and its torchrun.
+    """Make a virtual environment with the packages of this Python and a torchrun of its own.
 
-    What is installed into it comes first. Raises OSError.
+    Packages installed into it come first. Raises OSError.
     """
     if find_spec("ensurepip") is None:
         raise OSError(NO_PIP)

@@ -26,21 +26,21 @@ from ddpjob.local.output import Output
 from ddpjob.local.run_files import write_whole
 from ddpjob.local.translate import Command
 
-# Seconds until killed processes must be gone. Only a process that hangs in the kernel takes longer.
+# Seconds for killed processes to end. Only a process hanging in the kernel takes longer.
 KILL_SECONDS = 10
 KILL_INTERVAL = 0.02
 
-# Seconds for the last output after all processes were killed. Only a process that escaped from its
-# pod holds the pipe open for longer.
+# Seconds for the last output after all processes were killed. Only an escaped process of the pod
+# holds the pipe open for longer.
 DRAIN_SECONDS = 5
 
-# Exit code of a container that could not be started.
+# Exit code of a container after a failed start.
 CANNOT_START = 128
 
-# Exit code of a process that a signal ended is this and the signal's number.
+# The exit code of a process ended by a signal is the sum of this and the signal's number.
 SIGNAL_BASE = 128
 
-# Longest termination message that a kubelet reads from a container's file, in characters.
+# Longest termination message read by a kubelet from a container's file, in characters.
 MAX_MESSAGE = 4096
 
 # Seconds between two probes, and for the answer to one.
@@ -56,14 +56,14 @@ class LocalPod:
     """A pod of this machine.
 
     `body` is the pod as an API server would show it. `changed` is called when its status changes.
-    `port` is that of its agent.
+    `port` is the port of its agent.
     """
 
     def __init__(self, body: dict[str, Any], changed: Callable[[], None], port: int = 0) -> None:
         self.body = body
         self._port = port
         self._assignment: Path | None = None
-        # What its agent has answered last, and when; and when it was asked.
+        # The last answer of its agent with its time, and the time of the last question.
         self._answer: tuple[AgentState | None, float] = (None, float("-inf"))
         self._asked = float("-inf")
         self.finished = asyncio.Event()
@@ -113,7 +113,7 @@ class LocalPod:
         if command.environment:
             self._set_started(False)
         probing = asyncio.create_task(self._probe())
-        # Wait for the agent alone. Processes that it leaves behind must not keep the pod alive.
+        # Wait for the agent alone. Processes left behind by it must not keep the pod alive.
         reading = asyncio.create_task(self._read(output, read_end))
         try:
             code = await self._process.wait()
@@ -144,8 +144,8 @@ class LocalPod:
         )
 
     def _environment(self, command: Command) -> Mapping[str, str]:
-        # torchrun and python must be those of the environment that runs this process, or of the
-        # one for the setup.
+        # torchrun and python must come from the environment of this process, or from the one for
+        # the setup.
         own = command.environment
         own_folder = str(own / "bin" if own else Path(sys.executable).parent)
         of_environment = {"VIRTUAL_ENV": str(own)} if own else {}
@@ -160,7 +160,7 @@ class LocalPod:
         }
 
     async def _read(self, output: Output, read_end: int) -> None:
-        """Copy the output. If that fails, kill the pod: a full pipe would block its processes."""
+        """Copy the output. After a failure, kill the pod: a full pipe would block its processes."""
         try:
             await output.copy(read_end)
         except Exception:
@@ -182,9 +182,9 @@ class LocalPod:
         self._changed()
 
     async def _probe(self) -> None:
-        """Set the condition Ready as the agent answers, until the task is cancelled.
+        """Set the condition Ready by the agent's answers, until the task is cancelled.
 
-        A pod that runs a setup is asked for that first.
+        If the pod runs a setup, wait for the end of the setup first.
         """
         while self._port and self._trainer.get("started") is False:
             if (await self._ask_agent(names.STARTED_PATH))[0]:
@@ -219,7 +219,7 @@ class LocalPod:
         self._changed()
 
     async def _ask_agent(self, path: str = "/ready") -> tuple[bool, bytes]:
-        """Return whether the agent has answered with 200, and what it said."""
+        """Return whether the agent has answered with 200, and the body of its answer."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -241,7 +241,7 @@ class LocalPod:
 
     @property
     def state(self) -> AgentState | None:
-        """Return what the agent has just answered, or None."""
+        """Return the agent's answer, or None if it is too old."""
         state, answered = self._answer
         return state if time.monotonic() - answered < FRESH else None
 
@@ -309,7 +309,7 @@ class LocalPod:
 
 def _prepare_files(command: Command) -> None:
     for folder in command.folders:
-        # A subPath of a claim may be a file that exists.
+        # A subPath of a claim may be an existing file.
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
     for file, content in command.files.items():
@@ -319,7 +319,7 @@ def _prepare_files(command: Command) -> None:
 
 
 def _termination_message(message: Path, code: int, output: Output) -> str:
-    """Return the message that the process wrote, else the end of its output if it failed."""
+    """Return the message written by the process, else the end of its output if it failed."""
     with contextlib.suppress(OSError):
         written = message.read_text(errors="replace")[:MAX_MESSAGE]
         if written:
@@ -328,7 +328,7 @@ def _termination_message(message: Path, code: int, output: Output) -> str:
 
 
 def _describe(error: Exception, program: str) -> str:
-    """Return an error with the file that it is about, or with the program that was to run."""
+    """Return an error with the name of its file, or with the name of the program."""
     if isinstance(error, OSError):
         return f"{error.filename or program}: {error.strerror or error}"
     return f"{program}: {error or type(error).__name__}"

@@ -1,4 +1,4 @@
-"""A manifest file as a job to run on this machine. What cannot run here is refused."""
+"""Read a manifest file for a run on this machine. A job that cannot run here is refused."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ NO_SETUP = (
 class Manifest:
     """One DDPJob, and the ConfigMaps in the same file. `document` is the DDPJob as written.
 
-    `claims` are the names of the claims that the job mounts. `notes` tell which fields have no
+    `claims` are the names of the claims mounted by the job. `notes` are about the fields without an
     effect on this machine.
     """
 
@@ -52,8 +52,8 @@ class Manifest:
 def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -> Manifest:
     """Read the one DDPJob in a file, or in standard input if the path is `-`.
 
-    `wanted` are values that take the place of those in the file. With `cores`, a job that is too
-    large for so many of them is made smaller. Raises SpecError for what cannot run on this machine.
+    `wanted` are values in place of those in the file. With `cores`, a job too large for this number
+    of cores is made smaller. Raises SpecError for a job that cannot run on this machine.
     """
     return from_documents(_read_documents(path), wanted, cores)
 
@@ -62,7 +62,7 @@ def from_documents(
     documents: Sequence[Dict], wanted: Overrides = AS_WRITTEN, cores: int | None = None
 ) -> Manifest:
     """Return the manifest in the documents of a file, as `read` does."""
-    # Other kinds, such as the claims that a cluster needs, may be in the same file.
+    # Other kinds, such as claims for a cluster, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
         others = sorted({str(one["kind"]) for one in documents if "kind" in one} - {names.KIND})
@@ -119,7 +119,7 @@ def _without_setup(manifest: Manifest) -> Manifest:
 
 
 def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manifest:
-    """Return a manifest with another size. What an accelerator supports does not matter here."""
+    """Return a manifest with another size. Limits of an accelerator do not matter here."""
     nodes, nproc = size
     spec = replace(manifest.spec, nodes=nodes, nproc_per_node=nproc)
     fields = {**manifest.document["spec"], "nodes": nodes, "nprocPerNode": nproc}
@@ -136,7 +136,7 @@ def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manife
 def _with_own_restarts(spec: Spec, document: Dict) -> Spec:
     """Return the spec without restarts after failures, unless the manifest sets their number.
 
-    Who runs a job on their own machine tries a script, and wants to see the first failure.
+    On their own machine, users try out a script, and need to see the first failure.
     """
     if sets_restarts(document):
         return spec
@@ -144,12 +144,12 @@ def _with_own_restarts(spec: Spec, document: Dict) -> Spec:
 
 
 def sets_restarts(document: Dict) -> bool:
-    """Return True if a DDPJob says how many restarts it has after failures."""
+    """Return True if a DDPJob sets its number of restarts after failures."""
     return child(child(document, "spec"), "failurePolicy").get("maxRestarts") is not None
 
 
 def _local_spec(spec: Spec) -> Spec:
-    """Return the spec without those parts of the lifecycle that only a cluster has (`notes`)."""
+    """Return the spec without the parts of the lifecycle for a cluster only (see `notes`)."""
     default = Lifecycle()
     lifecycle = replace(
         spec.lifecycle,
@@ -163,7 +163,7 @@ def _local_spec(spec: Spec) -> Spec:
 
 
 def check_claims(manifest: Manifest, given: Iterable[str]) -> None:
-    """Raise SpecError if the user chose a folder for a claim that the job does not mount."""
+    """Raise SpecError if the user chose a folder for a claim not mounted by the job."""
     for name in given:
         if name not in manifest.claims:
             hint = did_you_mean(name, manifest.claims)

@@ -32,26 +32,26 @@ class Mounts:
     """The folders and files at the paths of a pod.
 
     - `paths`: the path on this machine, by the path in the pod.
-    - `files`: the content of files that must be written first, by their path on this machine.
+    - `files`: the content of files to be written first, by their path on this machine.
     """
 
     paths: Mapping[str, Path]
     files: Mapping[Path, str | bytes]
 
     def place(self, text: str) -> str:
-        """Return a text in which every path below a mount has become a path of this machine."""
+        """Return a text with every path below a mount replaced by a path of this machine."""
         return self._pattern.sub(lambda found: str(self.paths[found[1]]), text)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        # The longest path comes first, so that a mount inside another mount wins.
+        # The longest path comes first, so a mount inside another mount wins.
         ordered = sorted(self.paths, key=len, reverse=True)
         alternatives = "|".join(re.escape(path) for path in ordered)
         return re.compile(f"{PATH_START}({alternatives}){PATH_END}")
 
 
 def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
-    """Return the mounts of a rendered pod. Raises SpecError for one that cannot work here."""
+    """Return the mounts of a rendered pod. Raises SpecError for one not possible here."""
     pod_folder = files.pod(pod["metadata"]["name"])
     volumes = {volume["name"]: volume for volume in children(child(pod, "spec"), "volumes")}
     # A kubelet provides this file.
@@ -102,7 +102,7 @@ def _volume_folder(volume: Dict, pod_folder: Path, files: RunFiles) -> Path:
     if "hostPath" in volume:
         host_path = volume["hostPath"]
         return Path(require_string(host_path.get("path"), f"{where}: hostPath.path"))
-    # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has (notes.py reports it).
+    # An emptyDir, a volume of ConfigMaps, or a kind found only in a cluster (notes.py reports it).
     return pod_folder / "volumes" / str(volume["name"])
 
 

@@ -1,4 +1,4 @@
-"""Notes on the fields of a manifest that have no effect on this machine."""
+"""Notes on the fields of a manifest without an effect on this machine."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ NO_PULL = "ignored, no image is pulled"
 ONE_MACHINE = "ignored, all nodes run on this machine"
 NO_PROBE = "ignored, probes are not run"
 
-# Fields of the spec that need a cluster.
+# Fields of the spec for a cluster only.
 CLUSTER_FIELDS = {
     "image": NO_IMAGE,
     "imagePullPolicy": NO_PULL,
@@ -32,7 +32,7 @@ CLUSTER_FIELDS = {
     "managedBy": "ignored, this command looks after the run",
 }
 
-# Fields of podTemplate's container `trainer` that need a cluster.
+# Fields of podTemplate's container `trainer` for a cluster only.
 CLUSTER_TRAINER_FIELDS = {
     "image": NO_IMAGE,
     "imagePullPolicy": NO_PULL,
@@ -44,10 +44,10 @@ CLUSTER_TRAINER_FIELDS = {
 }
 LOCAL_TRAINER_FIELDS = ("name", "env", "envFrom", "volumeMounts")
 
-# Fields of podTemplate's pod spec that have an effect here, or notes of their own.
+# Fields of podTemplate's pod spec with an effect here, or with notes of their own.
 LOCAL_TEMPLATE_FIELDS = ("containers", "initContainers", "volumes")
 
-# Keys of a volume that work here.
+# Keys of a volume with an effect here.
 LOCAL_VOLUMES = (
     "name",
     "persistentVolumeClaim",
@@ -60,7 +60,7 @@ LOCAL_VOLUMES = (
 
 
 def find_notes(fields: Dict, spec: Spec, pod: UserPod) -> tuple[str, ...]:
-    """Return one note for each field that has no effect here. `fields` is the spec as written."""
+    """Return one note for each field without an effect here. `fields` is the spec as written."""
     notes = [*_spec_notes(fields)]
     if spec.devices:
         devices = ", ".join(spec.devices)
@@ -91,7 +91,7 @@ def _trainer_notes(trainer: Dict) -> Iterator[str]:
 
 
 def _volume_notes(volumes: Iterable[Dict]) -> Iterator[str]:
-    """Yield one note for each kind of volume that only a cluster has."""
+    """Yield one note for each kind of volume found only in a cluster."""
     names_by_kind: dict[str, list[str]] = {}
     for volume in volumes:
         kinds = set(volume) - set(LOCAL_VOLUMES)

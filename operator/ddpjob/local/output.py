@@ -10,12 +10,12 @@ from ddpjob.jobs.terminal import as_displayed
 
 CHUNK_BYTES = 65536
 
-# A kubelet keeps as much of the log as the termination message of a container that failed.
+# A kubelet keeps this much of a failed container's log as its termination message.
 TAIL_BYTES = 2048
 
 
 class Output:
-    """Copies what a pod writes to `log`, and calls `on_line` for each line."""
+    """Copies the output of a pod to `log`, and calls `on_line` for each line."""
 
     def __init__(self, log: Path, on_line: Callable[[str], None]) -> None:
         self._log = log
@@ -43,7 +43,7 @@ class Output:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._report(line)
-                # A progress bar may never end its line. Keep only what it wrote last.
+                # A progress bar may never end its line. Keep only its last state.
                 rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
         if rest:
             self._report(rest)

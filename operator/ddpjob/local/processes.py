@@ -1,4 +1,4 @@
-"""The processes of a pod on this machine: how they are found and killed.
+"""Find and kill the processes of a pod on this machine.
 
 torchrun starts each worker in a session of its own, and the workers of a killed agent become
 orphans. So the processes of a pod are found by a variable in their environment.
@@ -12,7 +12,7 @@ import psutil
 
 from ddpjob.core.api import names
 
-# The variable that marks the processes of a pod. Its value is the UID of the pod.
+# This variable marks the processes of a pod. Its value is the UID of the pod.
 POD_UID = "DDPJOB_POD_UID"
 
 
@@ -34,7 +34,7 @@ def find_processes(uid: str, session: int | None = None) -> list[psutil.Process]
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes that have not ended, each once. Zombies have ended."""
+    """Return the running processes, each once. Zombies have ended."""
     found = []
     for process in dict.fromkeys(processes):
         with contextlib.suppress(psutil.Error):
@@ -44,14 +44,14 @@ def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL to processes, some of which may have ended."""
+    """Send SIGKILL to processes. Some of them may have ended."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's environment without what belongs to a job.
+    """Return this process's environment without the variables of a job.
 
     torchrun would read its own flags and ranks from such variables.
     """

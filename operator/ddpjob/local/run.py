@@ -29,7 +29,7 @@ from ddpjob.local.output import Output
 from ddpjob.local.run_files import RunFiles, write_whole
 from ddpjob.local.translate import translate
 
-# Signals that end a run. SIGHUP comes when the terminal is closed.
+# Signals to end a run. SIGHUP comes when the terminal is closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -85,7 +85,7 @@ class LocalRun:
     async def run(self) -> Status:
         """Run the job and return its last status.
 
-        Raises Stopped after a signal. In each case all processes have ended.
+        Raises Stopped after a signal. In both cases all processes have ended.
         """
         stop = self._listen_for_signals()
         try:
@@ -94,7 +94,7 @@ class LocalRun:
                     raise Stopped(stop.result())
                 plan = self._decide()
                 self._act(plan)
-                # Pods that were just created change what there is to decide.
+                # New pods change the state, so decide again at once.
                 if not plan.new_pods and not self._is_over():
                     await self._wait(stop, plan.wake_after)
         finally:
@@ -165,7 +165,7 @@ class LocalRun:
 
     def _delete(self, delete: Delete) -> None:
         pod = self._pods.get(delete.name)
-        # A new pod may have the name of the one that the plan is about.
+        # A new pod may have the same name as the pod in the plan.
         if pod is None or pod.uid != delete.uid:
             return
         pod.terminate(pod.grace if delete.grace is None else delete.grace)
@@ -187,7 +187,7 @@ class LocalRun:
     # Output
 
     def _handle_line(self, index: int, text: str) -> None:
-        """Keep a metric or show a line. If that fails, note it once and let the run go on."""
+        """Keep a metric or show a line. Note a failure once and let the run go on."""
         try:
             # Only global rank 0 reports metrics, and it runs on node 0.
             if text.startswith(names.AGENT_LINE):

@@ -13,10 +13,10 @@ from typing import IO
 
 from ddpjob.local.config_maps import ConfigMaps
 
-# What a new run of a job replaces. The claims stay, as they do in a cluster.
+# Files and folders replaced by a new run of a job. The claims stay, as they do in a cluster.
 REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml", "job.yaml")
 
-# The process of a run holds a lock on this file, which has its process ID.
+# The process of a run holds a lock on this file. The file contains its process ID.
 LOCK = ".lock"
 
 # How often a run tries to lock it, and the seconds between two tries.
@@ -31,9 +31,9 @@ class RunFolderError(ValueError):
 class RunFiles:
     """The paths of the files of a run, and the sources of its volumes.
 
-    `folder` is the run's own. `claims` are folders that the user chose for claims, by claim name.
-    `config_maps` are the ConfigMaps of the manifest. `cwd` is the working directory of processes
-    for which the job has none; None is that of this program.
+    `folder` is the run's own. `claims` are the user's folders for claims, by claim name.
+    `config_maps` are the ConfigMaps of the manifest. `cwd` is the working directory of processes if
+    the job has none; None means the directory of this program.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class RunFiles:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that another program must never read in part."""
+    """Write a file so another program can never read a part of it."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)
@@ -99,7 +99,7 @@ def run_folder(parent: Path, job: str) -> Iterator[Path]:
 
 
 def _lock_free_folder(parent: Path, job: str, held: contextlib.ExitStack) -> Path:
-    """Return the first folder that no other run holds, locked until `held` is closed."""
+    """Return the first folder not held by another run, locked until `held` is closed."""
     for number in itertools.count(1):
         folder = parent / (job if number == 1 else f"{job}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def _can_lock(lock: IO[str]) -> bool:
 
 
 def running_process(folder: Path) -> int | None:
-    """Return the process of the run that holds a folder, or None if none does."""
+    """Return the process of the run in a folder, or None if no run holds the folder."""
     try:
         with (folder / LOCK).open() as lock:
             try:

@@ -1,4 +1,4 @@
-"""The size of a run on this machine: what the user asks for, or at most what the machine has."""
+"""Choose the size of a run on this machine: the user's size, or a size that fits the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from ddpjob.core.api.readers import Dict, child, children
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.plan import counted
 
-# Processes that any machine runs, so that small jobs of several nodes are not made smaller.
+# Every machine runs this number of processes, so small jobs of several nodes keep their size.
 ALWAYS_FIT = 4
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values that take the place of those in the manifest. None leaves a value as it is.
+    """Values in place of those in the manifest. None leaves a value as it is.
 
     With `runs_setup`, the pods run the setup of the job.
     """
@@ -42,7 +42,7 @@ class Overrides:
 def fit(spec: Spec, wanted: Overrides, cores: int) -> tuple[tuple[int, int], str]:
     """Return the nodes and processes per node of a run, and a sentence if they are fewer.
 
-    A size that the user asked for stays. Processes per node are reduced before nodes.
+    A size requested by the user stays. Processes per node are reduced before nodes.
     """
     nodes = wanted.nodes or spec.nodes
     nproc = wanted.nproc or spec.nproc_per_node

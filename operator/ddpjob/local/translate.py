@@ -1,4 +1,4 @@
-"""A rendered pod as a command of this machine. Nothing is decided and nothing is started here."""
+"""Translate a rendered pod into a command of this machine, without any decision or start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from ddpjob.local.run_files import RunFiles
 class Command:
     """A process to start.
 
-    - `message`: the file that the process writes its termination message to.
+    - `message`: the file for the termination message of the process.
     - `assignment`: the file with the assignment of its agent.
-    - `folders`: folders that must exist before the start.
-    - `files`: the content of files that must be written before the start, by path.
+    - `folders`: folders to be created before the start.
+    - `files`: the content of files to be written before the start, by path.
     - `cwd`: the working folder; None keeps the current one.
-    - `environment`: the folder of a virtual environment that is made first; None uses this one.
+    - `environment`: the folder of a virtual environment to be made first; None uses this one.
     """
 
     argv: tuple[str, ...]
@@ -36,7 +36,7 @@ class Command:
 def translate(pod: Dict, files: RunFiles) -> Command:
     """Return the command of a rendered pod's container `trainer`.
 
-    Raises SpecError for a mount or a variable that this machine cannot provide.
+    Raises SpecError for a mount or a variable not available on this machine.
     """
     container = _trainer(pod)
     # Paths first: the values of variables may have paths in them.
@@ -68,7 +68,7 @@ def _trainer(pod: Dict) -> Dict:
 def _working_folder(given: str | None, mounts: Mounts) -> Path | None:
     """Return the container's workingDir if it is below a mount or exists here, else None.
 
-    Most often it is a folder of the image, which this machine does not have.
+    Most often it is a folder of the image. This machine does not have it.
     """
     if not given:
         return None

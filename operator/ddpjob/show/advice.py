@@ -1,4 +1,4 @@
-"""What a person can do about the reason of a job, from the row of the reason."""
+"""Advice on the reason of a job, from the row of the reason."""
 
 import re
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 
 def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of what to do about a reason, and of where its description is.
+    """Yield (label, text) for the advice on a reason, and for the address of its description.
 
-    Yield nothing for a reason that asks for nothing. A reason without a row is Kubernetes' own.
+    Yield nothing for a reason without advice. A reason without a row is Kubernetes' own.
     """
     row = next((row for row in Reason if row == reason), None)
     if not reason or (row and not row.advice):
@@ -30,7 +30,7 @@ def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
 
 
 def next_commands(job: DDPJob, place: str = "") -> dict[str, str]:
-    """Return the commands that a user may want after the end of a job, with what they do.
+    """Return useful commands after the end of a job, each with a description.
 
     `place` is the option for the namespace, if it is needed.
     """

@@ -1,6 +1,6 @@
 """Figures of runs: loss and accuracy over steps, or the speed of messages over their sizes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours of the runs in a picture and in a terminal, and their marks in a terminal without colours.
+# Colours of the runs.
 COLOURS = ("#1f4e79", "#c0561f", "#3a7d44", "#7b4397", "#8a6d1a", "#a8323e")
-TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "yellow", "red")
-TERMINAL_MARKS = "*o+x.#"
-
-TERMINAL_HEIGHT = 16  # lines
 
 Runs = Mapping[str, RunMetrics]
 
@@ -33,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of curve: the event and keys that it is read from, and the labels of its axes."""
+    """One kind of curve: the event and keys of its values, and the labels of its axes."""
 
     event: str
     value: str
@@ -43,7 +39,7 @@ class Panel:
     scale: float = 1.0
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """Return the curves of the runs that reported such values."""
+        """Return the curves of the runs with reports of such values."""
         found = []
         for name, metrics in runs.items():
             x, y = metrics.curve(self.event, self.value, self.over)
@@ -60,7 +56,6 @@ SPEEDS = (
     Panel("speed", "message_seconds", "send and recv, ms", "bytes", "bytes", 1e3),
     Panel("speed", "all_reduce_seconds", "all_reduce, ms", "bytes", "bytes", 1e3),
 )
-TERMINAL_PANELS = (LOSS, ACCURACY, *SPEEDS[:2])
 
 
 def draw(runs: Runs, title: str) -> "Figure | None":
@@ -69,7 +64,7 @@ def draw(runs: Runs, title: str) -> "Figure | None":
         return None
     from matplotlib.figure import Figure
 
-    # Without pyplot, which keeps every figure, and which may look for a display.
+    # Without pyplot: it keeps every figure, and may look for a display.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     if _has_training(runs):
         _draw_training(runs, figure)
@@ -107,7 +102,7 @@ def _draw_training(runs: Runs, figure: "Figure") -> None:
     colours = {name: _colour(number) for number, name in enumerate(runs)}
     for curve in LOSS.curves(runs):
         axes.plot(curve.x, curve.y, color=colours[curve.run], label=curve.run)
-    # Mark the steps from which a later attempt resumed.
+    # Mark the start of each later attempt, at the step of its checkpoint.
     for metrics in runs.values():
         for resumed in metrics.of_kind("start")[1:]:
             step = finite_number(resumed.get("resumed_step")) or 0
@@ -154,37 +149,3 @@ def _finish(axes: "Axes", legend: bool) -> None:
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
-
-
-def terminal_figures(runs: Runs, width: int, colours: bool) -> Iterator[str]:
-    """Yield the curves as text, one figure for each panel. `width` is in columns."""
-    for panel in TERMINAL_PANELS:
-        curves = panel.curves(runs)
-        if curves:
-            yield _terminal_figure(panel, curves, width, colours, legend=len(runs) > 1)
-
-
-def _terminal_figure(
-    panel: Panel, curves: list[Curve], width: int, colours: bool, legend: bool
-) -> str:
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(width, TERMINAL_HEIGHT)
-    plotext.title(panel.title)
-    plotext.xlabel(panel.x_label)
-    if panel.over == "bytes":
-        plotext.xscale("log")
-    for number, curve in enumerate(curves):
-        # `hd` draws with quarters of a character, which only colours can tell apart.
-        mark = "hd" if colours else TERMINAL_MARKS[number % len(TERMINAL_MARKS)]
-        plotext.plot(
-            curve.x,
-            curve.y,
-            label=curve.run if legend else None,
-            color=TERMINAL_COLOURS[number % len(TERMINAL_COLOURS)],
-            marker=mark,
-        )
-    figure = str(plotext.build())
-    return figure if colours else str(plotext.uncolorize(figure))

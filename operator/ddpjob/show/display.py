@@ -29,7 +29,7 @@ from ddpjob.show.jobs import attempt_lines, result_text
 from ddpjob.show.reports import NodeOutput
 from ddpjob.show.text import LABEL_WIDTH, PHASE_STYLES, command_lines
 
-# Reasons of a start that are worth a line: they may last long.
+# Reasons of a start with a line of their own, because they may last long.
 LASTING = (Reason.SETTING_UP, Reason.WAITING_FOR_PEERS)
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
@@ -38,7 +38,7 @@ BAR_WIDTH = 28  # columns
 
 
 class Remaining(TimeRemainingColumn):
-    """The word after the time that has passed, and the time that is left if the end is known."""
+    """The word after the elapsed time, and the remaining time if the end is known."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -55,12 +55,12 @@ class Display:
     def __init__(self, console: Console, metrics: RunMetrics) -> None:
         self._console = console
         self._metrics = metrics
-        # The phase and reason that were printed last.
+        # The last printed phase and reason.
         self._printed = ("", "")
-        # What each node has written in the attempt, and True after the last event of the trainer.
+        # The output of each node in the attempt, and True after the last event of the trainer.
         self._nodes: defaultdict[int, NodeOutput] = defaultdict(NodeOutput)
         self._ended = False
-        # How far the training is, and the progress bar.
+        # The progress of the training, and its bar.
         self._reached = Reached()
         self._task: TaskID | None = None
         self._progress = Progress(
@@ -87,8 +87,8 @@ class Display:
 
     def status(self, status: Status) -> None:
         """Print a status if its phase, or the reason for it, is a new one."""
-        # While pods start, the reason changes with each step. The phase is enough, except for what
-        # may last long.
+        # While pods start, the reason changes with each step. The phase is enough, except for the
+        # reasons in LASTING.
         is_told = status.phase != Phase.STARTING or status.reason in LASTING
         if status.phase == self._printed[0] and (not is_told or status.reason == self._printed[1]):
             return
@@ -108,15 +108,15 @@ class Display:
     def line(self, index: int, text: str) -> None:
         """Print a line of a node's script.
 
-        What torchrun reports of a failure is left out, and so are the tracebacks of ranks that have
-        lost a peer: the job's message has the cause, and the log has all of it.
+        Reports of torchrun about a failure are left out, and so are the tracebacks of ranks after
+        the loss of a peer: the job's message has the cause, and the log has all lines.
         """
         shown = self._nodes[index].take(text)
         if not self._ended:
             self._print_lines(index, shown)
 
     def _end_output(self) -> None:
-        """Print the lines of tracebacks that were cut off."""
+        """Print the lines of incomplete tracebacks."""
         for index, node in self._nodes.items():
             self._print_lines(index, node.end())
 
@@ -126,7 +126,7 @@ class Display:
             self._print(Text.assemble((f"[n{index}] ", colour), Text(line, style="dim")))
 
     def metric(self, metric: Dict, *, is_printed: bool = False) -> None:
-        """Collect an event, and show it if it tells how far the run is.
+        """Collect an event, and show it if it is about the progress of the run.
 
         `is_printed`: its line has been printed, because its form is the user's own.
         """
@@ -161,14 +161,14 @@ class Display:
         self._new_task(name)
 
     def _new_task(self, name: str) -> None:
-        """Replace the progress bar by one that shows how far the training is known to be."""
+        """Replace the progress bar by a new one with the known progress of the training."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=None, details="")
         self._update_task()
 
     def _update_task(self, details: str | None = None) -> None:
-        """Show how far the training is in the progress bar."""
+        """Show the progress of the training in the progress bar."""
         if self._task is None:
             return
         reached = self._reached
@@ -200,7 +200,7 @@ class Display:
         self._update_task()
 
     def summary(self, status: Status, files: Mapping[str, str]) -> None:
-        """Print the result, where the time went, where the files are, and what ended attempts."""
+        """Print the result, the time of each stage, the paths of files, and the ended attempts."""
         if status.result:
             self._print_labelled("Result", Text(result_text(status), style="bold green"))
         stages = shares(self._metrics.stage_seconds())
@@ -220,7 +220,7 @@ class Display:
             self._print(line)
 
     def next(self, commands: Mapping[str, str]) -> None:
-        """Print the commands that a user may want now, each with what it does."""
+        """Print useful commands, each with a description."""
         for text in command_lines(commands):
             self._print_labelled("Next", text)
 
@@ -232,7 +232,7 @@ class Display:
 
 
 def _speed(metric: Dict) -> str:
-    """Return the speed of a training in the unit that the trainer counts, such as tokens."""
+    """Return the speed of a training in the trainer's own unit, such as tokens."""
     speed = format_speed(metric)
     return f"  {speed}" if speed else ""
 
@@ -240,7 +240,7 @@ def _speed(metric: Dict) -> str:
 def _format(metric: Dict, key: str, template: str) -> str:
     """Return a number of a metric in `template`, or an empty string if it is not a number.
 
-    JSON has null for nan. A loss that is nan has diverged, so it is shown.
+    JSON has null for nan. A loss of nan has diverged, so it is shown.
     """
     value = metric.get(key, "")
     if value is None:

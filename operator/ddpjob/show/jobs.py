@@ -1,4 +1,4 @@
-"""Jobs for people: a list of them, and one with all that concerns it.
+"""Show jobs to people: a list of jobs, and one job with all its facts.
 
 The rows and the facts are for every display; `job_table` and `job_lines` are for a terminal.
 """
@@ -29,7 +29,7 @@ ATTEMPT_HEADERS = ("#", "Cause", "Lasted", "Lost steps", "Where", "Message")
 # Characters of a message in a table of a terminal.
 MESSAGE_WIDTH = 100
 
-# The moments that a job waits for, and what happens then.
+# The deadlines of a job, each with its effect.
 DEADLINES = {
     "the next attempt starts": timers.backoff_ends,
     "the cause of the failure is decided": timers.failure_settles,
@@ -77,7 +77,7 @@ def job_table(
 
 
 def job_row(job: DDPJob, progress: Progress | None, now: datetime) -> Sequence[str]:
-    """Return a job's cells under HEADERS. `progress` is None for one that does not train."""
+    """Return a job's cells under HEADERS. `progress` is None unless the job is training."""
     return (
         job.name,
         job.phase,
@@ -90,7 +90,7 @@ def job_row(job: DDPJob, progress: Progress | None, now: datetime) -> Sequence[s
 
 
 def _last_step(job: DDPJob) -> str:
-    """Return the last step of a job that is not training, as its last attempt reported it."""
+    """Return the last step reported by a job's newest ended attempt."""
     if not job.status.attempts:
         return ""
     last = job.status.attempts[0]
@@ -124,7 +124,7 @@ def job_lines(
     *,
     message_width: int | None = None,
 ) -> Iterator[Text]:
-    """Yield the lines that tell what a job does, why, how far it is, and what comes next.
+    """Yield lines about a job: what it does, why, how far it is, and what comes next.
 
     Longer messages of attempts are cut to `message_width` characters.
     """
@@ -135,7 +135,7 @@ def job_lines(
 
 
 def attempt_lines(status: Status, message_width: int | None = None) -> Iterator[Text]:
-    """Yield the table of the attempts that have ended, the newest first.
+    """Yield the table of the ended attempts, the newest first.
 
     Longer messages are cut to `message_width` characters.
     """
@@ -218,7 +218,7 @@ def counted_processes(number: int) -> str:
 
 
 def _describe_hangs(status: Status) -> str:
-    """Return why hangs are not detected, if the operator has found that."""
+    """Return why the operator cannot detect hangs of a job, or an empty string."""
     found = find_condition(status.conditions, Condition.HANGS_DETECTED)
     return found.message if found and found.status == "False" else ""
 
@@ -248,7 +248,7 @@ def _describe_time(status: Status, now: datetime) -> str:
 
 
 def _deadlines(job: DDPJob, pods: Sequence[Pod], now: datetime) -> Iterator[str]:
-    """Yield the moments that the operator waits for, the next one first."""
+    """Yield the deadlines of the operator for a job, the next one first."""
     core = replace(Job.from_dict(job.manifest()), uid=job.uid, status=job.status)
     if core.spec is None:
         return
@@ -263,7 +263,7 @@ def _deadlines(job: DDPJob, pods: Sequence[Pod], now: datetime) -> Iterator[str]
 
 
 def attempt_rows(status: Status) -> Iterator[Sequence[str]]:
-    """Yield the cells of each attempt that has ended under ATTEMPT_HEADERS, the newest first."""
+    """Yield the cells of each ended attempt under ATTEMPT_HEADERS, the newest first."""
     for attempt in status.attempts:
         yield (
             _text(attempt.attempt),
@@ -285,7 +285,7 @@ def _lasted(attempt: EndedAttempt) -> str:
 
 
 def _where(attempt: EndedAttempt) -> str:
-    """Return the rank, the pod or the node in which an attempt ended."""
+    """Return the place of an attempt's end: the rank, the pod and the node."""
     parts = []
     if attempt.rank is not None:
         parts.append(f"rank {attempt.rank}")

@@ -1,4 +1,4 @@
-"""What a notebook shows of a job: its curves as a picture, and its progress while it runs."""
+"""Show a job in a notebook: its curves as a picture, and its progress while it runs."""
 
 import io
 import time
@@ -20,7 +20,7 @@ INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that a notebook shows, as PNG."""
+    """A picture for a notebook, as PNG."""
 
     png: bytes
 

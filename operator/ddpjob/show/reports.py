@@ -1,4 +1,4 @@
-"""What a person need not see of a node's output: reports of torchrun, and of lost peers.
+"""Hide needless parts of a node's output: reports of torchrun, and of lost peers.
 
 The message of the job has the cause of a failure, and the log has all lines.
 """
@@ -14,7 +14,7 @@ TORCHRUN_LINE = re.compile(
     r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
 )
 
-# The mark of a rank, which the agent or torch itself has set before a line.
+# The mark of a rank before a line, set by the agent or by torch itself.
 MARK = re.compile(r"(?:\[rank\d+\]: ?)*")
 
 # Stack traces of torch's C++ code. The script's own exception has the same information.
@@ -34,7 +34,7 @@ TORCHRUN_FRAME = re.compile(
     r'File "[^"]*torch/distributed/(?:run\.py|elastic/(?:agent|rendezvous)/[^"]*)"'
 )
 
-# Lines of a traceback that are held back at most.
+# The most lines of a traceback to hold back.
 LONGEST = 1000
 
 LOST_A_PEER = "lost a peer; the log has its traceback"
@@ -46,11 +46,11 @@ class NodeOutput:
 
     # True after the agent of torchrun has reported a failure.
     reports: bool = False
-    # The lines of tracebacks whose exception is not known yet, by the marks of their ranks.
+    # The lines of tracebacks before their exception is known, by the marks of their ranks.
     held: dict[str, list[str]] = field(default_factory=dict)
-    # The marks whose last line is hidden. An empty line that follows is hidden, too.
+    # The marks of ranks with a hidden last line. An empty line after it is hidden, too.
     hidden: set[str] = field(default_factory=set)
-    # The marks of the ranks that have lost a peer. Of several tracebacks one line is enough.
+    # The marks of the ranks with a lost peer. One line for several tracebacks is enough.
     lost: set[str] = field(default_factory=set)
 
     def take(self, text: str) -> list[str]:
@@ -93,7 +93,7 @@ class NodeOutput:
         return [f"{prefix} {LOST_A_PEER}".lstrip()]
 
     def end(self) -> list[str]:
-        """Return the lines of tracebacks that have no end."""
+        """Return the lines of tracebacks without an end."""
         lines = [line for lines in self.held.values() for line in lines]
         self.held.clear()
         return lines

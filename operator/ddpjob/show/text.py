@@ -41,7 +41,7 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> lis
 
 
 def command_lines(commands: Mapping[str, str]) -> list[str]:
-    """Return a line for each command, with what it does."""
+    """Return a line for each command, with its description."""
     width = max(map(len, commands), default=0)
     return [f"{command:<{width}}{GAP}{what}" for command, what in commands.items()]
 

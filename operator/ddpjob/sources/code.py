@@ -1,4 +1,4 @@
-"""A user's script or folder as a ConfigMap of a job's code, so that no image has to be built."""
+"""Put a user's script or folder into a ConfigMap as a job's code, so no image has to be built."""
 
 import fnmatch
 import hashlib
@@ -17,31 +17,30 @@ from pathspec import GitIgnoreSpec
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError, child
 
-# Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation,
-# which has at most 256 KiB; an archive is a third larger there. Otherwise a ConfigMap has at most
-# 1 MiB.
+# Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation of
+# at most 256 KiB; an archive is a third larger there. Otherwise a ConfigMap has at most 1 MiB.
 PRINTED_BYTES = 190_000
 SUBMITTED_BYTES = 2**20 - 2**14
 
-# Number of files that an error about their size names.
+# Number of files named in an error about their size.
 LISTED = 3
 
-# From this many bytes on, code is probably not all that is sent.
+# More bytes than this probably contain data beside the code.
 LARGE_BYTES = 2**18
 
-# The key of an archive, and what the agent unpacks at most. agent/code.py has the same, since it
-# travels into pods alone. tests/unit/test_code.py compares them.
+# The key of an archive, and the limits of the agent for unpacking it. agent/code.py has the same
+# values, since it is copied into pods alone. tests/unit/test_code.py compares them.
 ARCHIVE = "code.zip"
 MAX_ENTRIES, MAX_BYTES = 20_000, 64 * 2**20
 
 # The characters of a key of a ConfigMap.
 KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
-# What is never code: folders, byte code, and a file that makes a folder a virtual environment.
+# Names never taken as code: folders, byte code, and the file at the root of a virtual environment.
 LEFT_OUT = ("__pycache__", "node_modules", "*.pyc", "ddpjob-runs")
 ENVIRONMENT = "pyvenv.cfg"
 
-# Files whose patterns name what stays out.
+# Files with patterns for names to leave out.
 IGNORE_FILES = (".gitignore", ".ddpjobignore")
 
 # Names of files with keys and tokens. Users with the role `view` may read a ConfigMap.
@@ -59,7 +58,7 @@ class Code:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the content, which does not depend on how it is compressed."""
+        """Return a hash of the content. It does not depend on the compression."""
         found = hashlib.sha256()
         for path, (content, runs) in sorted(self.files.items()):
             found.update(f"{path}\0{len(content)}\0{runs:d}\0".encode() + content)
@@ -103,10 +102,10 @@ class Code:
 
 
 def read_code(script: Path, folder: Path | None) -> Code:
-    """Return a script, or all files of the folder that it is in.
+    """Return a script, or all files of its folder.
 
-    Hidden files, byte code, virtual environments and what .gitignore and .ddpjobignore name are
-    left out. Raises SpecError, also for a file that looks like a key or a token.
+    Hidden files, byte code, virtual environments and files named by .gitignore and .ddpjobignore
+    are left out. Raises SpecError, also for a file with the name of a key or a token.
     """
     if folder is None:
         return Code({script.name: _read(script)})
@@ -135,7 +134,7 @@ Ignored = Sequence[tuple[Path, GitIgnoreSpec]]
 
 
 def _files(folder: Path, above: Ignored) -> Iterator[Path]:
-    """Yield the files of a folder that are code. `above` are the patterns of the folders above."""
+    """Yield the code files in a folder. `above` are the patterns of the folders above."""
     if (folder / ENVIRONMENT).exists():
         return
     ignored = [*above, *_patterns(folder)]
@@ -160,7 +159,7 @@ def _patterns(folder: Path) -> Iterator[tuple[Path, GitIgnoreSpec]]:
 
 
 def _is_ignored(path: Path, is_folder: bool, ignored: Ignored) -> bool:
-    """Return True if the last pattern that matches excludes a path. Folders below come later."""
+    """Return True if the last matching pattern excludes a path. Folders below come later."""
     for folder, patterns in reversed(ignored):
         relative = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
         found = patterns.check_file(relative).include
@@ -186,7 +185,7 @@ def _read(path: Path) -> tuple[bytes, bool]:
 
 
 def _too_large(place: Path, size: int, sizes: Mapping[str, int], limit: int) -> SpecError:
-    """Return the error for code that is too large. `sizes` are the bytes of its files."""
+    """Return the error for too much code. `sizes` are the bytes of its files."""
     what = f"{place}: has {size:,} bytes of code, and the limit is {limit:,}"
     if len(sizes) == 1:
         return SpecError(f"{what}; put data into a claim, or build an image")
@@ -237,7 +236,7 @@ def _sizes(config_map: Dict) -> dict[str, int]:
 
 
 def size_note(config_map: Dict, place: Path) -> str:
-    """Return what to do about code that is large, or an empty string."""
+    """Return advice on large code, or an empty string."""
     size = size_of(config_map)
     if size <= LARGE_BYTES:
         return ""

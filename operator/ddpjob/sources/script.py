@@ -7,7 +7,7 @@ from pathlib import Path
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError
 
-# Longest first line of a script that Linux reads, in characters.
+# Longest first line of a script read by Linux, in characters.
 MAX_FIRST_LINE = 256
 
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh")
@@ -23,7 +23,7 @@ def check_script(script: Path) -> None:
 
 
 def _require_python(script: Path) -> None:
-    """Raise SpecError for a script that torchrun cannot start with Python."""
+    """Raise SpecError for a notebook, or for a script in another language than Python."""
     if script.suffix == ".py":
         return
     if script.suffix.lower() == ".ipynb":
@@ -44,7 +44,7 @@ def _require_python(script: Path) -> None:
 
 
 def _first_line(script: Path) -> str:
-    # A file that cannot be read is refused when its text is needed.
+    # An unreadable file is refused when its text is needed.
     with suppress(OSError), script.open(errors="replace") as file:
         return file.readline(MAX_FIRST_LINE).strip()
     return ""

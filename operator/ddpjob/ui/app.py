@@ -31,25 +31,25 @@ from ddpjob.ui.sources import Source
 
 FOLDER = Path(__file__).parent
 
-# Names of this machine under which requests are answered. Another site can let its own name lead
-# here, and could then read the answers.
+# Host names accepted in requests. Another site could point a name of its own to this machine, and
+# then read the answers.
 HOSTS = ["127.0.0.1", "localhost"]
 
 HEADERS = {
-    # Nothing that a job has printed is run, and no other page shows this one inside.
+    # No output of a job is run as a script, and no other page shows this one inside.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
-# matplotlib writes its colours as styles, for a picture that is opened by itself.
+# matplotlib writes its colours as styles. They are needed if the picture is opened by itself.
 PICTURE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
-# Seconds for the answers that are being made when the program is to end.
+# Seconds to finish the current answers when the program is to end.
 END_SECONDS = 1
 
-# Running jobs in a list whose progress is read.
+# The progress of so many running jobs in a list is read.
 MAX_PROGRESS = 40
 
 Next = Callable[[Request], Awaitable[Response]]
@@ -88,7 +88,7 @@ class Pages:
         metrics, pods, log = await asyncio.gather(
             self.source.metrics(job), self.source.pods(job), self._log(job, node)
         )
-        # Many events take a moment, for which other requests must not wait.
+        # It takes a moment to prepare many events. Other requests must not wait for it.
         shown = await asyncio.to_thread(job_page, job, metrics, pods, datetime.now(UTC))
         return self._page(request, "job.html", **shown, node=node, log=log)
 
@@ -104,7 +104,7 @@ class Pages:
         return Response(data.getvalue(), media_type="image/svg+xml", headers=PICTURE)
 
     async def error(self, request: Request, error: Exception) -> Response:
-        """Show an error of the cluster, an address that does not exist, or a fault of ours."""
+        """Show an error of the cluster, an unknown address, or a fault of ours."""
         if isinstance(error, HTTPException):
             answer = self._page(request, "error.html", error.status_code, text=error.detail)
             answer.headers.update(error.headers or {})
@@ -137,9 +137,9 @@ class Pages:
 
 
 def create_app(source: Source, token: str) -> Starlette:
-    """Return the application for requests that know a token.
+    """Return the application. It answers only requests with the token.
 
-    A browser sends it once, in the address that the command has printed, and gets a cookie. Other
+    A browser sends the token once, in the address printed by the command, and gets a cookie. Other
     users of this machine can reach the port, too.
     """
     pages = Pages(source)
@@ -149,7 +149,7 @@ def create_app(source: Source, token: str) -> Starlette:
     async def require_token(request: Request, call_next: Next) -> Response:
         given = request.query_params.get("token")
         if given is not None and _equal(given, token):
-            # Without the token in the address, which stays in the history.
+            # Remove the token from the address, because addresses stay in the history.
             answer: Response = RedirectResponse(request.url.remove_query_params("token"))
             # With `strict`, a link from another page, such as a terminal in a browser, would fail.
             answer.set_cookie(cookie, token, httponly=True, samesite="lax")

@@ -1,4 +1,4 @@
-"""What the templates get of jobs: texts, and the places of the bars in a timeline."""
+"""Prepare jobs for the templates: texts, and the places of the bars in a timeline."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from ddpjob.show.curves import has_curves
 from ddpjob.show.jobs import ATTEMPT_HEADERS, HEADERS, attempt_rows, job_age, job_facts, job_row
 from ddpjob.show.text import duration
 
-# A namespace in the path of a page, for a job that has none.
+# The namespace in the path of a page, for a job without one.
 NO_NAMESPACE = "-"
 
 # Units of the timeline, and its shortest bar.
 WIDTH = 1000.0
 SHORTEST = 4.0
 
-# Nodes that have a link each. Of more, the page asks for a number.
+# At most so many nodes have a link each. With more, the page asks for a number.
 MAX_LINKS = 16
 
 
@@ -43,7 +43,7 @@ def path_of(job: DDPJob) -> str:
 def list_page(
     jobs: Sequence[DDPJob], progress: Mapping[str, Progress], now: datetime
 ) -> dict[str, Any]:
-    """Return what the page of all jobs shows. `progress` is by the paths of running jobs."""
+    """Return the content of the page of all jobs. `progress` is by the paths of running jobs."""
     rows = []
     for job in jobs:
         path = path_of(job)
@@ -58,7 +58,7 @@ def list_page(
 def job_page(
     job: DDPJob, metrics: RunMetrics, pods: Sequence[Pod], now: datetime
 ) -> dict[str, Any]:
-    """Return what the page of a job shows, but for its log."""
+    """Return the content of the page of a job, except its log."""
     progress = Progress.from_events(metrics.events)
     events = metrics.events
     return {
@@ -71,7 +71,7 @@ def job_page(
         "width": WIDTH,
         "attempt_headers": ATTEMPT_HEADERS,
         "attempts": list(attempt_rows(job.status)),
-        # The address of the picture changes with the curves, so that it is loaded again.
+        # The address of the picture changes with the curves: then it is loaded again.
         "version": f"{len(events)}-{events[-1].get('time', '')}" if events else "",
         "has_curves": has_curves({job.name: metrics}),
         "nodes": node_count(job),

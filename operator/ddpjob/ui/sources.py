@@ -1,4 +1,4 @@
-"""What the pages show: the jobs of a cluster, or the runs of this machine."""
+"""Read the jobs for the pages: those of a cluster, or the runs of this machine."""
 
 import asyncio
 import time
@@ -15,18 +15,17 @@ from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.jobs.user_job import DDPJob
 
-# Lines at the end of a log: those that a page shows, those that are read for the curves of a job,
-# and those that tell how far a job in a list is.
+# Lines at the end of a log: for the page of a job, for its curves, and for its progress in a list.
 LOG_LINES = 300
 CURVE_LINES = 20_000
 PROGRESS_LINES = 20
 
-# Longest wait for a kubelet, also in a list, where one must not delay the others; and for how long
-# the figures of a job are kept. In seconds.
+# Times in seconds: the longest wait for a kubelet, for the page of a job and in a list, where one
+# must not delay the others; and how long the figures of a job are kept.
 LOG_SECONDS, LIST_SECONDS = 10.0, 2.0
 KEPT_SECONDS = 10.0
 
-# Jobs whose figures, and jobs whose progress is kept.
+# Maximum number of jobs whose figures are kept, and of jobs whose progress is kept.
 MAX_METRICS, MAX_PROGRESS = 20, 100
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class Source(Protocol):
     async def pods(self, job: DDPJob) -> Sequence[Pod]: ...
 
     async def progress(self, job: DDPJob) -> Progress:
-        """Return how far a job is that runs."""
+        """Return the progress of a running job."""
         ...
 
     async def metrics(self, job: DDPJob) -> RunMetrics: ...
@@ -55,9 +54,9 @@ class Source(Protocol):
 
 
 class Kept(Generic[T]):
-    """What was read of the last `size` jobs, which is read again after KEPT_SECONDS.
+    """The values read for the last `size` jobs. They are read again after KEPT_SECONDS.
 
-    Pages ask for it every few seconds, and several at once: for text, and for the picture.
+    Pages ask for them every few seconds, and several at once: for text, and for the picture.
     """
 
     def __init__(self, size: int) -> None:
@@ -65,7 +64,7 @@ class Kept(Generic[T]):
         self._found: dict[str, asyncio.Task[tuple[float, T]]] = {}
 
     async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what `read` has returned for a job, or call it."""
+        """Return the kept value of `read` for a job, or call it."""
 
         async def timed() -> tuple[float, T]:
             value = await read()
@@ -78,7 +77,7 @@ class Kept(Generic[T]):
         self._found[key] = task
         if len(self._found) > self._size:
             del self._found[next(iter(self._found))]
-        # A page that is closed does not end what others wait for.
+        # A closed page must not end the reads of others.
         return (await asyncio.shield(task))[1]
 
 

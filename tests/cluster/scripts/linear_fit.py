@@ -1,6 +1,6 @@
 """A user's own script: plain torch and DistributedDataParallel over gloo.
 
-It fits y = 3 x + 1 and writes the line that it found as the job's result.
+It fits y = 3 x + 1 and writes the line as the job's result.
 """
 
 import getpass

@@ -1,6 +1,6 @@
 """Print what a process of a DDPJob sees of its accelerator, as one JSON line.
 
-Without torch, so that 32 processes need little CPU time.
+Without torch, 32 processes need little CPU time.
 """
 
 import json
@@ -15,5 +15,5 @@ for name in STRINGS:
     seen[name] = os.environ.get(name)
 for name in INTEGERS:
     seen[name] = int(os.environ[name])
-# One write, so that the lines of 32 processes do not mix.
+# One write, so the lines of 32 processes do not mix.
 sys.stdout.write(json.dumps(seen) + "\n")

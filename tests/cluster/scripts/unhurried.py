@@ -1,7 +1,7 @@
 """Run `ddp_trainer` with a pause after each step: python unhurried.py ARGS...
 
-A fault then finds the training in its middle, also where the cluster is slow. A training of more
-steps would use the CPU time that the other tests need.
+A fault then finds the training in its middle, also in a slow cluster. More steps instead would use
+the CPU time of the other tests.
 """
 
 import sys

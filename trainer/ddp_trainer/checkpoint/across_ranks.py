@@ -1,8 +1,8 @@
-"""The parts of a checkpoint that rank 0 saves for all ranks: whether they are equal, or sharded.
+"""Checks of the parts saved by rank 0 for all ranks: they must be equal, unless they are sharded.
 
-A checkpoint that is one file has the state of rank 0. If another rank has another state, such as
-its own stage of a pipeline, that state would be lost without a message. So the parameters of
-modules and the state of optimizers are compared. Buffers are not: those of rank 0 are the model's.
+A checkpoint in one file has the state of rank 0. If another rank has another state, such as its own
+stage of a pipeline, this state would be lost without a message. So the parameters of modules and
+the state of optimizers are compared. Buffers are not: those of rank 0 are the model's.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from ddp_trainer.ranks.runtime import Runtime
 if TYPE_CHECKING:
     from ddp_trainer.checkpoint.shards import ShardedState
 
-# Checkpoints from one comparison to the next. A comparison reads all parameters once, which takes
-# about as long as the copy for a checkpoint. A state that differs from the beginning is found by
-# the first one.
+# Checkpoints from one comparison to the next. A comparison reads all parameters once, and takes
+# about as long as the copy for a checkpoint. If ranks differ from the start of the run on, the
+# first comparison finds it.
 COMPARE_EVERY = 50
 
 # A tensor's bytes are read as integers of 8 bytes, in rows of so many. The sums of the columns are
-# compared, and what is left of the tensor. The length is a prime number, so that rows of the tensor
-# that change places change the sums.
+# compared, and the rest of the tensor. The length is a prime number, so swapped rows of the tensor
+# change the sums.
 COLUMNS = 1021
 INTEGER = 8
 
 
 def sharded_state(parts: Mapping[str, Any], runtime: Runtime) -> "ShardedState | None":
     """Return the sharded parts, or None if there are none."""
-    # A model of FSDP2 has parameters of a class of this module, whose import takes a while.
+    # A model of FSDP2 has parameters of a class in this module. Its import takes a while.
     if "torch.distributed.tensor" not in sys.modules:
         return None
     from ddp_trainer.checkpoint.shards import ShardedState
@@ -43,8 +43,8 @@ def sharded_state(parts: Mapping[str, Any], runtime: Runtime) -> "ShardedState |
 
 
 def require_supported(parts: Mapping[str, Any]) -> None:
-    """Raise UserError if a part is sharded in a way that cannot be saved, by FSDP1."""
-    # A model of FSDP1 has a class of this module.
+    """Raise UserError if a part is sharded by FSDP1: its checkpoints are not supported."""
+    # A model of FSDP1 has a class in this module.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return
@@ -59,9 +59,10 @@ def require_supported(parts: Mapping[str, Any]) -> None:
 
 
 def consolidate(parts: Mapping[str, Any]) -> None:
-    """Bring the state of optimizers that is spread over the ranks to rank 0. Every rank calls it.
+    """Bring the state of each ZeroRedundancyOptimizer to rank 0. Every rank calls it.
 
-    ZeroRedundancyOptimizer loads the whole state, of which each rank keeps its own.
+    Its state is spread over the ranks. At a load, each rank gets the whole state and keeps its own
+    part.
     """
     for part in parts.values():
         if _is_spread(part):
@@ -101,7 +102,7 @@ def _digest(part: Any) -> str:
 
 
 def _compared(part: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a part that all ranks must have in common, with their names."""
+    """Yield the names and tensors to compare in a part: all ranks must have the same ones."""
     tensors: Iterator[tuple[str, Any]] = iter(())
     if isinstance(part, nn.Module):
         tensors = part.named_parameters()
@@ -126,7 +127,7 @@ def _fingerprint(tensor: Tensor) -> bytes:
     """Return numbers that depend on the bits of all elements of a tensor, and on their order.
 
     A tensor of a few KiB is returned as it is. Of a larger one, sums are made on its device, so
-    that little has to be copied. They overflow, which does not matter.
+    little has to be copied. They overflow, but this does not matter.
     """
     tensor = tensor.detach()
     if tensor.is_complex():

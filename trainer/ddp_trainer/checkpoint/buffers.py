@@ -1,9 +1,9 @@
-"""Copies of tensors in memory that the next checkpoint uses again.
+"""Copies of tensors. The next checkpoint uses their memory again.
 
 New memory costs more than the copy. The operating system clears it, and for a GPU the driver locks
-it, so that the device can copy into it. And what is freed is not always free at once: torch.save
-leaves reference cycles with the tensors, which last until Python collects garbage. The memory of
-two checkpoints would then be needed.
+it, so the device can copy into it. And freed memory is not always free at once: torch.save leaves
+reference cycles with the tensors, and these last until Python collects garbage. The memory of two
+checkpoints would then be needed.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ class Buffers:
     def reuse(self) -> None:
         """Let the next checkpoint use the memory of the last one.
 
-        What the last one had no use for is freed: the state has other tensors now.
+        Buffers that the last one did not use are freed: the state has other tensors now.
         """
         self._free.clear()
         for kind, buffer in self._used:

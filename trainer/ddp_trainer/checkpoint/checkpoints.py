@@ -5,7 +5,7 @@ tensors to the other ranks one by one. So only its node needs the folder, and al
 the same bytes even if a shared file system shows its nodes different contents for a while. If FSDP2
 shards the model, every rank writes its own part instead (shards.py). Everything with
 `state_dict` and `load_state_dict` can be saved. A start takes the folder over from the starts
-before it (claim.py), which then can write nothing there any more.
+before it (claim.py). They can then write nothing there any more.
 """
 
 import operator
@@ -54,20 +54,20 @@ KEEP_TWO = Retention()
 class Checkpoints:
     """The checkpoints of one job in `folder`, or none if `folder` is None.
 
-    - `parts` are saved, and restored in place, under their names, which have no dot. A model may be
-      in its DDP wrapper, compiled, both or neither. Of a model that FSDP2 shards, and of its
+    - `parts` are saved, and restored in place, under their names. A name has no dot. A model may be
+      in its DDP wrapper, compiled, both or neither. Of a model sharded by FSDP2, and of its
       optimizer, every rank writes its own part. All nodes must then share the folder. Of a part in
-      `PerRank`, the state of each rank is saved. Of all others, that of rank 0 is.
+      `PerRank`, the state of each rank is saved. Of all others, the state of rank 0 is saved.
     - `identity` says what the checkpoint belongs to, such as {"workload": "digits"}. A checkpoint
       with another identity is refused.
-    - `retention` says which checkpoints are kept.
+    - `retention` is the rule for keeping checkpoints.
     - `compare_ranks`: at the first save and at each 50th, raise UserError if the parameters of a
       model or the state of an optimizer differ between the ranks. Turn it off if they differ on
       purpose, as between two averages of local SGD.
 
-    `restore`, or the first `save` without it, takes the folder over. A process that had it before
-    gets TakenOver from its next `save`. So call `restore` at the start, and only to train: to look
-    at a checkpoint of a running job, use torch.load.
+    `restore`, or the first `save` without it, takes the folder over. The process of an earlier
+    start gets TakenOver from its next `save`. So call `restore` at the start, and only to train: to
+    look at a checkpoint of a running job, use torch.load.
     """
 
     def __init__(
@@ -91,23 +91,23 @@ class Checkpoints:
         self._files = CheckpointFolder(self.folder or Path(), retention)
         self._buffers = Buffers()
         self._shard_writer: ShardWriter | None = None
-        # One thread, so that two checkpoints are never written at the same time.
+        # One thread, so two checkpoints are never written at the same time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        # True on all ranks if a write is under way. Only ranks that write have the future.
+        # True on all ranks if a write is under way. Only writing ranks have the future.
         self._is_writing = False
         self._is_waiting = False
         self._write: Future[None] | None = None
         self._abandoned = threading.Event()
         self._number_of_saves = 0
         self._has_restored = False
-        # Other folders that `write_beside` has written to.
+        # Other folders with files from `write_beside`.
         self._other_folders: set[Path] = set()
         runtime.at_leave.append(self._leave)
         runtime.is_writing.append(self._is_under_way)
 
     @property
     def newest(self) -> Path | None:
-        """Return the checkpoint that was last saved or restored; None before."""
+        """Return the last saved or restored checkpoint; None before the first one."""
         return self._newest
 
     @property
@@ -127,7 +127,7 @@ class Checkpoints:
         `on_written` at the end. The random number generators of all ranks are saved. Of the
         checkpoints with a `score`, the one with the highest is kept.
 
-        `step` counts from the beginning of the whole run, and must be above that of the last
+        `step` counts from the beginning of the whole run, and must be above the step of the last
         checkpoint. If a loop may come to the same step twice, use `save_once`.
 
         Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
@@ -177,7 +177,7 @@ class Checkpoints:
         """Save the state after `step`, unless this start has saved it already. Every rank calls it.
 
         It is for loops that save from time to time, and also at the end of an epoch or of the run.
-        The first checkpoint of a step stays as it is: a run that resumes from it repeats what
+        The first checkpoint of a step stays as it is: after a resume from it, the run repeats what
         followed the step, such as an evaluation. A `score` is noted for it. Of several scores for
         one checkpoint, the highest counts.
 
@@ -193,7 +193,7 @@ class Checkpoints:
         return path if self.runtime.is_main else None
 
     def _shards(self) -> "ShardWriter":
-        """Return what writes sharded checkpoints. It is imported when it is needed."""
+        """Return the writer of sharded checkpoints. It is imported at the first use."""
         if self._shard_writer is None:
             from ddp_trainer.checkpoint.shard_writer import ShardWriter
 
@@ -212,7 +212,7 @@ class Checkpoints:
             require_equal(plain, self.runtime)
 
     def _copied_state(self, step: int, sharded: "ShardedState | None") -> dict[str, Any]:
-        """Return a copy of what rank 0 saves in one file. On other ranks it is not complete."""
+        """Return a copy of the state for rank 0's file. On other ranks it is not complete."""
         plain = [name for name in self._parts if not sharded or name not in sharded]
         own = plain if self.runtime.is_main else []
         consolidate(self._parts)
@@ -302,10 +302,10 @@ class Checkpoints:
         parts: Collection[str] | None = None,
         new_parts: Collection[str] = (),
     ) -> int:
-        """Load a checkpoint into the parts: the newest one that can be read. Every rank calls it.
+        """Load a checkpoint into the parts: the newest readable one. Every rank calls it.
 
-        It waits for a checkpoint that is being written. From now on, older processes cannot write
-        to the folder, and what this one saves counts as newer than all that is there.
+        It first waits until the last checkpoint is written. From now on, older processes cannot
+        write to the folder, and this one's checkpoints count as newer than all others there.
 
         - `step`: load the checkpoint of this step.
         - `best`: load the one with the highest score.
@@ -339,8 +339,8 @@ class Checkpoints:
             names=names,
             new_parts=new_parts,
         )
-        # The checkpoint of another job or model is refused before the folder is taken over, which
-        # would stop the process that trains there.
+        # The checkpoint of another job or model is refused before the folder is taken over. Taking
+        # it over would stop the process training there.
         found = self.runtime.on_main(lambda: self._files.look_ahead(choice))
         if found:
             loader.require_fitting(*found)
@@ -370,7 +370,7 @@ class Checkpoints:
         return known if parts is None else [name for name in known if name in parts]
 
     def _find_readable(self, choice: Choice) -> Path | None:
-        """Return the newest checkpoint that can be read. Set those aside that cannot."""
+        """Return the newest readable checkpoint. Set newer damaged ones aside."""
         faults: dict[Path, Fault] = {}
         for path in self.runtime.on_main(lambda: self._files.candidates(choice)):
             fault = self._find_fault(path)

@@ -1,17 +1,17 @@
 """Claims: every start of a job takes the folder of its checkpoints over from the starts before it.
 
-A process of an older attempt, or of an earlier job of the same name, may still run on a node that
-is cut off. It must not replace the checkpoints of a newer start. No check before a rename can
-prevent this, because the process may be paused between the two. Instead:
+A process of an older attempt, or of an earlier job of the same name, may still run on a cut-off
+node. It must not replace the checkpoints of a newer start. No check before a rename can prevent
+this, because the process may be paused between the two. Instead:
 
 - Each start claims a number above all numbers in the folder. The names of its checkpoints carry the
-  number, and the number decides before the step which of them is the newest.
-- A claim is a directory. Files are written in a directory of the process in it before they are
-  renamed. A newer start moves the older claims away. From then on an older process can neither
-  create nor rename a file.
+  number. The newest checkpoint has the highest number, and among these the highest step.
+- A claim is a directory. It contains a directory of the process. Files are written there before
+  they are renamed. A newer start moves the older claims away. From then on an older process can
+  neither create nor rename a file.
 
-The numbers alone keep the newest checkpoint. So a file system that still shows an older process its
-directory for a while does no harm.
+The numbers alone keep the newest checkpoint. So it does no harm if a file system still shows an
+older process its directory for a while.
 """
 
 import re
@@ -27,18 +27,18 @@ from ddp_trainer.checkpoint.file import save_atomically
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.files import sync_folder
 
-# The directory of a claim. `rm folder/*` leaves it, so that the numbers continue.
+# The directory of a claim. `rm folder/*` leaves it, so the numbers continue.
 CLAIM_NAME = re.compile(r"\.claim-g(\d{4,})")
 
-# Checkpoints of releases without claims have no number, which counts as 0. Up to steps of ten
-# digits, the order of the alphabet is that of the numbers and steps, and old names come first. If a
+# Checkpoints of releases without claims have no number. This counts as 0. Up to steps of ten
+# digits, alphabetical order equals the order of numbers and steps, and old names come first. If a
 # sharded checkpoint of a step exists already, the next one of this step has a number of its own.
 FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10,})(?:-(\d+))?\.(?:pt|sharded)")
 
 # The suffix of a directory with a sharded checkpoint.
 SHARDED = ".sharded"
 
-# Every name with a number, also that of a checkpoint that was set aside because it is unreadable.
+# Every name with a number, also of an unreadable checkpoint after it was set aside.
 NUMBERED = re.compile(r"(?:\.claim|step)-g(\d{4,}).*")
 
 
@@ -60,7 +60,7 @@ class Claim:
 
     @classmethod
     def take(cls, folder: Path, above: int = 0) -> "Claim":
-        """Claim `folder`, which is created, with a number greater than `above` and all others.
+        """Create `folder`, and claim it with a number greater than `above` and all others.
 
         Raises OSError if the folder cannot be written.
         """
@@ -72,7 +72,7 @@ class Claim:
 
     @classmethod
     def _make(cls, folder: Path, above: int) -> "Claim":
-        """Make the directory of a new claim, whose number is the highest."""
+        """Make the directory of a new claim with the highest number."""
         number = above
         while True:
             number = max(number, _highest_number(folder)) + 1
@@ -113,8 +113,8 @@ class Claim:
         for directory in self.folder.iterdir():
             match = CLAIM_NAME.fullmatch(directory.name)
             if match and int(match[1]) < self.number:
-                # Move it first. A removal takes several steps, between which the older process
-                # could create another file. If it cannot be moved, the numbers are enough.
+                # Move it first. A removal takes several steps, and the older process could create
+                # another file in between. If it cannot be moved, the numbers are enough.
                 evicted = self.directory / directory.name
                 with suppress(OSError):
                     directory.rename(evicted)
@@ -122,12 +122,12 @@ class Claim:
 
     @property
     def directory(self) -> Path:
-        """Directory that only one start can make."""
+        """Return the directory of the claim. Only one start can make it."""
         return self.folder / f".claim-g{self.number:04d}"
 
     @property
     def workspace(self) -> Path:
-        """Directory for partial files. It exists as long as the claim is valid."""
+        """Return the directory for partial files. It exists as long as the claim is valid."""
         return self.directory / self.token
 
     def check(self) -> None:
@@ -140,12 +140,12 @@ class Claim:
                 return
             has_successor = self.folder.is_dir() and self._has_successor()
         except OSError:
-            # The file system failed, which says nothing about the claim.
+            # The file system failed. The claim may still be valid.
             return
         if has_successor:
             raise self._taken_over()
-        # A folder that was made again would hide that a volume is gone. The rest of the run would
-        # be written to the disk below it.
+        # Making the folder again would hide a missing volume. The rest of the run would be written
+        # to the disk below it.
         raise RetryableError(
             f"{self.folder}: this folder was removed or emptied during the run, or its volume is "
             "no longer there; start again when the folder is back, or without its checkpoints"
@@ -177,8 +177,8 @@ class Claim:
     def make_draft(self, step: int) -> tuple[Path, Path]:
         """Make a directory in the workspace for a sharded checkpoint.
 
-        Return (the path that the checkpoint will have, the directory). Raises TakenOver if the
-        claim is lost, and OSError if the directory cannot be made.
+        Return (the later path of the checkpoint, the directory). Raises TakenOver if the claim is
+        lost, and OSError if the directory cannot be made.
         """
         path = checkpoint_path(self.folder, self.number, step, SHARDED)
         # A directory cannot replace another one, and the newest has the highest number.
@@ -212,7 +212,7 @@ class Claim:
     def list_files(self) -> list[Path]:
         """Return the checkpoints of this start and of older ones, the newest first.
 
-        Those of newer starts are left out, so that an outdated process does not remove them.
+        Those of newer starts are left out, so an outdated process does not remove them.
         """
         found = list_checkpoints(self.folder)
         return [path for path in found if version_of(path)[0] <= self.number]
@@ -231,10 +231,7 @@ def checkpoint_path(folder: Path, number: int, step: int, suffix: str = ".pt") -
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return the number of the start, the step, and the number among those of this step.
-
-    The name of a checkpoint tells them.
-    """
+    """Return the numbers in a checkpoint's name: of the start, of the step, and within the step."""
     match = FILE_NAME.fullmatch(path.name)
     assert match, path
     return int(match[1] or 0), int(match[2]), int(match[3] or 1)

@@ -1,6 +1,6 @@
 """One file of a checkpoint: writing it, finding out what is wrong with it, and reading it.
 
-A file is read tensor by tensor, so that reading takes little memory in addition to the state.
+A file is read tensor by tensor, so reading takes little memory in addition to the state.
 """
 
 import copy
@@ -31,7 +31,7 @@ class StoredTensor:
     offset: int
 
     def allocate(self) -> Tensor:
-        """Return a tensor of this shape and type, whose values are not set."""
+        """Return a tensor of this shape and type, without setting its values."""
         return torch.empty(self.shape, dtype=self.dtype, device="cpu")
 
     def read(self, file: IO[bytes]) -> Tensor:
@@ -50,7 +50,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def map_leaves(function: Callable[[Any], Any], state: Any) -> Any:
-    """Return a state with `function(leaf)` in the place of all that is no dict, list or tuple."""
+    """Return a state with `function(leaf)` for each leaf: anything but a dict, list or tuple."""
     if isinstance(state, dict):
         # A shallow copy keeps the type and its attributes, such as a module's `_metadata`. Items
         # are set one by one, because `update` of a Counter (a scheduler's milestones) adds.
@@ -136,7 +136,7 @@ def find_structural_fault(path: Path) -> str | None:
 
 
 def require_known_format(number: int, path: Path) -> None:
-    """Raise UserError if a newer release has made a checkpoint, which is not damaged."""
+    """Raise UserError if a newer release has made a checkpoint. It is then not damaged."""
     if number > FORMAT:
         raise UserError(
             f"the checkpoint {path} was made by a newer release of ddp_trainer (format {number}; "
@@ -145,7 +145,7 @@ def require_known_format(number: int, path: Path) -> None:
 
 
 def _reason_of(error: Exception) -> str:
-    """Return the line of an error of torch.load that says what was wrong.
+    """Return the line with the reason in an error of torch.load.
 
     The message begins with the advice to trust the file.
     """
@@ -163,7 +163,7 @@ def first_line(error: BaseException) -> str:
 def find_damage(file: Path | IO[bytes]) -> str | None:
     """Return in a few words how a file of torch.save is damaged, or None.
 
-    Such a file is a zip archive with a CRC for every tensor, which torch does not check. Raises
+    Such a file is a zip archive with a CRC for every tensor. torch does not check these. Raises
     OSError if the file cannot be read.
     """
     try:
@@ -183,7 +183,7 @@ def find_damage(file: Path | IO[bytes]) -> str | None:
 def can_be_read_again(state: Any) -> bool:
     """Return True if a state can be read with weights_only. The values of its tensors are left out.
 
-    Only tensors of kinds that can be read are copied into a state.
+    Only readable kinds of tensors are copied into a state.
     """
     buffer = io.BytesIO()
     torch.save(map_leaves(lambda leaf: 0 if isinstance(leaf, Tensor) else leaf, state), buffer)

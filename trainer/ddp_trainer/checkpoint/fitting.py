@@ -1,7 +1,7 @@
-"""Whether a checkpoint fits a run. All of it is checked before any part is changed.
+"""Checks whether a checkpoint fits a run. All of it is checked before any part is changed.
 
-A saved state has a StoredTensor in the place of each tensor. `folder` is that of the checkpoints,
-for the messages.
+A saved state has a StoredTensor in the place of each tensor. `folder` is the folder of the
+checkpoints, for the messages.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,16 +18,16 @@ from ddp_trainer.checkpoint.parts import explained_misfit
 from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.module_names import compiled_names
 
-# Keys that a message names at most.
+# Most keys named in a message.
 NAMED_KEYS = 5
 
-# What BatchNorm counts. torch adds it to states of old releases, which do not have it.
+# BatchNorm's count of batches. States of old releases do not have it, and torch adds it to them.
 ADDED_KEY = "num_batches_tracked"
 
-# Methods by which a module has a state in a format of its own.
+# If a module overrides one of these methods, its state has a format of its own.
 FORMAT_METHODS = ("_save_to_state_dict", "_load_from_state_dict")
 
-# Optimizers of torch whose state has the shape of the parameter, or is a number.
+# Optimizers of torch with a state in the shape of the parameter, or a number.
 ELEMENTWISE = (
     "ASGD",
     "Adadelta",
@@ -47,8 +47,8 @@ ELEMENTWISE = (
 def require_fitting_part(name: str, part: Any, saved: Any, folder: Path) -> None:
     """Raise UserError if a saved state does not fit a part. Nothing is loaded.
 
-    A part that is neither a module nor an optimizer is asked, if it has a method
-    `check_state_dict`, which raises an exception.
+    Any part but a module or an optimizer may have a method `check_state_dict`. It is called, and
+    raises an exception if the state does not fit.
     """
     with explained_misfit(name, folder):
         if isinstance(part, nn.Module):
@@ -60,7 +60,7 @@ def require_fitting_part(name: str, part: Any, saved: Any, folder: Path) -> None
 
 
 def is_checked(part: Any) -> bool:
-    """Return True if a state that `require_fitting_part` accepts can be loaded into a part."""
+    """Return True if a part can load every state accepted by `require_fitting_part`."""
     if isinstance(part, nn.Module):
         return not _has_own_format(part) and not _has_extra_state(part)
     if isinstance(part, Optimizer):
@@ -71,7 +71,7 @@ def is_checked(part: Any) -> bool:
 def _require_fitting_module(module: nn.Module, saved: Any) -> None:
     """Raise ValueError if a saved state has other names or shapes than a module.
 
-    A module whose state is not simply its parameters and buffers is not checked.
+    A module with a state in a format of its own is not checked.
     """
     if _has_own_format(module):
         return
@@ -107,7 +107,7 @@ def _require_shape(key: str, found: Any, own: Tensor) -> None:
 
 
 def _has_extra_state(module: nn.Module) -> bool:
-    """Return True if a module or a part of it has a state that only itself can check."""
+    """Return True if a module or a part of it has an extra state. Only itself can check it."""
     own = nn.Module.set_extra_state
     return any(type(child).set_extra_state is not own for child in module.modules())
 
@@ -122,7 +122,7 @@ def _has_own_format(module: nn.Module) -> bool:
             return True
         for method in FORMAT_METHODS:
             own = getattr(type(child), method)
-            # Those of torch, such as BatchNorm's, only know older states too.
+            # Those of torch, such as BatchNorm's, only accept older states too.
             is_known = own.__module__.startswith("torch.nn.modules")
             if own is not getattr(nn.Module, method) and not is_known:
                 return True
@@ -130,7 +130,7 @@ def _has_own_format(module: nn.Module) -> bool:
 
 
 def _require_fitting_optimizer(optimizer: Optimizer, saved: Any) -> None:
-    """Raise ValueError if a saved state is that of another optimizer, or of other parameters.
+    """Raise ValueError if a saved state belongs to another optimizer, or to other parameters.
 
     torch checks the number of the parameters only.
     """
@@ -175,7 +175,7 @@ def _loads_in_own_way(optimizer: Optimizer) -> bool:
 
 
 def require_same_kind(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if groups of parameters are those of another optimizer, as Adam's for SGD.
+    """Raise ValueError if parameter groups belong to another optimizer, as Adam's for SGD.
 
     torch accepts it. A release of torch may add a setting or remove one, but not both at once.
     """
@@ -192,9 +192,9 @@ def require_same_kind(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]])
 def require_parts(
     names: Collection[str], parts: Mapping[str, Any], folder: Path, new: Collection[str]
 ) -> list[str]:
-    """Return the names of which a checkpoint has a state.
+    """Return the names of the parts with a state in a checkpoint.
 
-    Raises UserError if it has no state of a part that is not in `new`.
+    Raises UserError if a part has no state there and is not in `new`.
     """
     for name in names:
         if name not in parts and name not in new:

@@ -28,10 +28,10 @@ from ddp_trainer.checkpoint.file import (
 from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.files import check_writable, write_atomically
 
-# The file of a sharded checkpoint that has all that is not sharded.
+# The file of a sharded checkpoint with everything outside its shards.
 INDEX = "index.pt"
 
-# The file that says which checkpoint is the best.
+# The file with the step, the name and the score of the best checkpoint.
 BEST = "best.json"
 
 # Number of tries to read a file, and seconds between them: storage may fail for a moment.
@@ -53,18 +53,19 @@ class Fault:
     is_damage: bool = True
 
 
-# The fault of a checkpoint that was removed after it was listed. An older process may be about to
-# remove those that are not its newest.
+# The fault of a checkpoint removed after the listing. An older process may still remove all but its
+# newest checkpoints.
 GONE = Fault("it was removed", is_damage=False)
 
-# The fault of a symbolic link to a file that is not there.
+# The fault of a symbolic link to a missing file.
 DANGLING = Fault("it is a symbolic link to a file that does not exist", is_damage=False)
 
 
 def read_with_patience(read: Callable[[], Value]) -> Value | Fault:
-    """Return what `read` returns, or a fault if it raises OSError repeatedly.
+    """Return the result of `read`, or a fault if it raises OSError repeatedly.
 
-    A file that is not found counts as damage. On a network file system it may become visible later.
+    A missing file counts as damage after the last try. On a network file system it may become
+    visible between two tries.
     """
     for tries_left in reversed(range(READ_TRIES)):
         try:
@@ -80,12 +81,12 @@ def read_with_patience(read: Callable[[], Value]) -> Value | Fault:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept.
+    """The rule for keeping checkpoints.
 
-    - `newest`: so many of the newest. With two, one is left if the newest cannot be read.
-    - `every`: also those whose step is a multiple of it.
+    - `newest`: so many of the newest are kept. With two, one is left if the newest cannot be read.
+    - `every`: every checkpoint at a multiple of so many steps is kept too.
 
-    The one with the highest score is always kept. Raises ValueError if nothing would be kept.
+    The one with the highest score is always kept. Raises ValueError if a number is below 1.
     """
 
     newest: int = 2
@@ -98,7 +99,7 @@ class Retention:
                 raise ValueError(f"{name}: must be an integer >= 1, got {value}")
 
     def find_superfluous(self, paths: list[Path], best: Path | None) -> list[Path]:
-        """Return which of `paths`, sorted with those first that matter most, need not be kept."""
+        """Return the superfluous ones of `paths`. These are sorted by importance, highest first."""
         # Of the checkpoints of a start at one step, the newest replaces the others.
         newest: dict[tuple[int, int], Path] = {}
         for path in paths:
@@ -134,9 +135,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which checkpoints may be restored: all, those of a step, or the best.
+    """The checkpoints allowed for a restore: all, those of a step, or the best.
 
-    It is false if all may be.
+    It is false if all are allowed.
     """
 
     step: int | None = None
@@ -146,7 +147,7 @@ class Choice:
         return self.best or self.step is not None
 
     def of(self, paths: list[Path]) -> list[Path]:
-        """Return those of `paths`, the checkpoints in a folder, that may be restored."""
+        """Return the allowed ones of `paths`, the checkpoints in a folder."""
         if self.step is not None:
             return [path for path in paths if version_of(path)[1] == self.step]
         if self.best:
@@ -155,7 +156,7 @@ class Choice:
         return paths
 
     def require_any(self, found: list[Path], folder: Path) -> None:
-        """Raise UserError if a checkpoint is asked for that the folder does not have."""
+        """Raise UserError if the folder does not have the requested checkpoint."""
         if not self or self.of(found):
             return
         if self.best:
@@ -172,7 +173,7 @@ ANY = Choice()
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint will be, and where a sharded one is until it is complete.
+    """The path of a checkpoint, and the draft of a sharded one until it is complete.
 
     `number` counts the checkpoints of this start, from 1.
     """
@@ -195,13 +196,13 @@ class CheckpointFolder:
         self._retention = retention
         self._claim: Claim | None = None
         self._has_checked = False
-        # The checkpoint that this start continues from, and the last one of its claim.
+        # The checkpoint restored by this start, and the last one of its claim.
         self._origin: Path | None = None
         self._last: Path | None = None
 
     @property
     def claim(self) -> Claim:
-        """This start's claim to the folder, which is taken when it is first needed."""
+        """Return this start's claim to the folder. It is taken at the first access."""
         with self.explained(f"cannot write the checkpoint to {self.path}"):
             if self._claim is None:
                 self._claim = Claim.take(self.path)
@@ -211,8 +212,8 @@ class CheckpointFolder:
     def take_over(self) -> None:
         """Claim the folder before it is read.
 
-        A start that claims at its first save only could take the folder over from one that began
-        after it.
+        If a start claimed the folder only at its first save, it could take it over from a later
+        start.
         """
         if self._claim is None:
             check_writable(self.path)
@@ -220,7 +221,7 @@ class CheckpointFolder:
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Raise an error that says what failed in the place of OSError."""
+        """Raise a UserError with the text `what` in the place of an OSError."""
         try:
             yield
         except OSError as error:
@@ -233,7 +234,7 @@ class CheckpointFolder:
     # Reading
 
     def candidates(self, choice: Choice = ANY) -> list[Path]:
-        """Return the checkpoints that may be read, the newest first."""
+        """Return the allowed checkpoints, the newest first."""
         with self.explained(f"cannot read the checkpoints in {self.path}"):
             found = self.claim.list_files()
         choice.require_any(found, self.path)
@@ -246,7 +247,7 @@ class CheckpointFolder:
         """
         file = index_of(path)
         if not path.exists():
-            # The storage that a link names may be there again later.
+            # The storage behind a link may come back later.
             return DANGLING if path.is_symlink() else GONE
         found = read_with_patience(lambda: find_fault(file))
         if isinstance(found, Fault):
@@ -256,14 +257,14 @@ class CheckpointFolder:
         return Fault(found) if found else None
 
     def look_ahead(self, choice: Choice) -> tuple[Path, Any] | None:
-        """Return (the first checkpoint that may be read, its structure), without a claim.
+        """Return (the first allowed checkpoint, its structure), without a claim.
 
         Return None if there is none, or if it cannot be read. Raises UserError if the chosen one
         does not exist, or if a newer release has made it.
         """
         found: list[Path] = []
         with self.explained(f"cannot read the checkpoints in {self.path}"):
-            # A folder that does not exist is made when it is taken over.
+            # `take_over` makes a missing folder.
             if self.path.is_dir():
                 found = list_checkpoints(self.path)
         choice.require_any(found, self.path)
@@ -285,7 +286,7 @@ class CheckpointFolder:
             )
 
     def set_aside(self, paths: list[Path]) -> None:
-        """Rename unreadable checkpoints, which must not take the place of good ones."""
+        """Rename unreadable checkpoints, so they do not take the place of good ones."""
         for path in paths:
             with suppress(OSError):
                 path.rename(path.with_suffix(".unreadable"))
@@ -293,8 +294,8 @@ class CheckpointFolder:
     def continue_from(self, path: Path) -> None:
         """Make the checkpoints from now on newer than `path` and all others.
 
-        Those that this start has saved after `path` would be newer than what follows from it. Then
-        the start gets a new number.
+        If this start has saved checkpoints after `path`, these would count as newer than the next
+        ones. Then the start gets a new number.
         """
         self._origin = path
         with self.explained(f"cannot write the checkpoint to {self.path}"):
@@ -311,13 +312,13 @@ class CheckpointFolder:
     # Writing
 
     def target(self, number: int, step: int, *, is_sharded: bool) -> Target:
-        """Return where this start's checkpoint `number` goes, that of a step.
+        """Return the target of this start's checkpoint `number`, saved after `step`.
 
-        It makes the directory of a sharded one.
+        For a sharded one, make its directory.
 
         Raises UserError if the step is not above the last one: the checkpoint would count as older
-        than the last one, and be removed, or take its place. A step whose checkpoint could not be
-        written may be saved again.
+        than the last one, and be removed, or take its place. If the checkpoint of a step could not
+        be written, the step may be saved again.
         """
         last = version_of(self._last)[1] if self._last else None
         if last is not None and step <= last:
@@ -335,13 +336,13 @@ class CheckpointFolder:
             return Target(number, *claim.make_draft(step))
 
     def write(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint that is one file."""
+        """Write a checkpoint in one file."""
         with self.explained(f"cannot write the checkpoint {path}"):
             self.claim.write(path, state)
             self._require_readable(path, state)
 
     def commit(self, target: Target, state: Mapping[str, Any]) -> None:
-        """Write the index of a sharded checkpoint, whose shards are written, and complete it."""
+        """Write the index of a sharded checkpoint after its shards, and complete it."""
         assert target.draft is not None
         with self.explained(f"cannot write the checkpoint {target.path}"):
             save_atomically(target.draft / INDEX, state)
@@ -352,7 +353,7 @@ class CheckpointFolder:
         """Raise UserError if a file cannot be read again.
 
         This shows an unusable state when it is saved, not when it is needed. The first file is read
-        as a whole. Of later ones only the structure is read, which takes less time.
+        as a whole. Of later ones only the structure is read, to save time.
         """
         reason = find_structural_fault(path) if self._has_checked else find_fault(path)
         self._has_checked = True
@@ -368,7 +369,7 @@ class CheckpointFolder:
     # Keeping
 
     def keep(self, path: Path, step: int, score: float | None) -> None:
-        """Note the score of a complete checkpoint, and remove those that it makes superfluous."""
+        """Note the score of a complete checkpoint, and remove superfluous ones."""
         self._last = path
         with self.explained(f"cannot write the checkpoint {path}"):
             claim = self.claim
@@ -393,10 +394,10 @@ class CheckpointFolder:
         return last
 
     def _rank_of(self, path: Path) -> tuple[Any, ...]:
-        """Return by what checkpoints are sorted, of which the last ones are kept.
+        """Return a checkpoint's sort key for `keep`: those with the highest keys are kept.
 
-        Those of this start come last. Before them comes that from which it continues. Of the
-        others, some may be newer than that one, and unreadable or given up.
+        This start's checkpoints have the highest keys, then the one restored by it. Some of the
+        others may be newer than the restored one, but are unreadable or given up.
         """
         is_own = version_of(path)[0] == self.claim.number
         return is_own, not is_own and path == self._origin, version_of(path)
@@ -422,12 +423,12 @@ class CheckpointFolder:
 
 
 def index_of(path: Path) -> Path:
-    """Return the file of a checkpoint that has all that is not in shards."""
+    """Return the file of a checkpoint with everything outside its shards."""
     return path / INDEX if path.suffix == SHARDED else path
 
 
 def _find_unreadable(state: Mapping[str, Any]) -> list[str]:
-    """Return the names of the parts of a checkpoint that cannot be read again."""
+    """Return the names of the unreadable parts in a checkpoint's state."""
     parts = {**state["parts"]}
     for rank, own in enumerate(state["rank_parts"]):
         parts |= {f"{name} of rank {rank}": part for name, part in own.items()}
@@ -438,14 +439,14 @@ def _remove(path: Path, claim: Claim) -> None:
     if path.suffix != SHARDED:
         path.unlink(missing_ok=True)
         return
-    # Move it first, so that no start finds a part of it.
+    # Move it first, so no start finds a part of it.
     removed = claim.workspace / path.name
     path.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
 def write_and_report(write: Callable[[], None], report: Callable[[], None], path: Path) -> None:
-    """Write a checkpoint. Raises UserError for every error, which the ranks can exchange."""
+    """Write a checkpoint. Raises UserError for every error, so the ranks can exchange it."""
     try:
         write()
         report()

@@ -39,7 +39,7 @@ def listed(folder: Path | str, now: float | None = None) -> list[Listed]:
         # The job may have removed it meanwhile.
         if fault and not (path.exists() or path.is_symlink()):
             continue
-        # The clock of the machine that wrote the file may be ahead.
+        # The clock of the writing machine may be ahead.
         age = max(0.0, now - changed)
         is_best = best is not None and best.file == path.name
         found.append(Listed(path, version_of(path)[1], size, age, fault, is_best))

@@ -31,9 +31,9 @@ class Loader:
     """Loads a checkpoint into the parts with certain names. Every rank calls its methods.
 
     - `files` is the folder of the checkpoints.
-    - `parts` are those that all ranks have in common, `rank_parts` those of each rank.
-    - `names` are those of the parts to load.
-    - `new_parts`: names of parts that a checkpoint need not have.
+    - `parts` are common to all ranks. Each rank has its own `rank_parts`.
+    - `names` are the names of the parts to load.
+    - `new_parts` are names of parts that may be missing in a checkpoint.
     """
 
     runtime: Runtime
@@ -75,7 +75,7 @@ class Loader:
         """Load a readable checkpoint, and return its step.
 
         If it is refused, the parts are as they were. Of some parts only `load_state_dict` shows
-        whether they fit. They are loaded first, so that no other part has changed.
+        whether they fit. They are loaded first, so no other part has changed by then.
         """
         saved = self.runtime.on_main(lambda: self._read_structure(path))
         self.require_fitting(path, saved)
@@ -117,7 +117,7 @@ class Loader:
             return index_of(path).open("rb")
 
     def _split(self, saved: Any, sharded: "ShardedState | None") -> tuple[list[str], list[str]]:
-        """Return the names of the common parts to load: (plain ones, those that are sharded)."""
+        """Return the names of the common parts to load: (plain ones, sharded ones)."""
         common = [name for name in self.parts if name in self.names]
         found = require_parts(common, saved["parts"], self.folder, self.new_parts)
         in_shards = [name for name in found if sharded and name in sharded]
@@ -129,7 +129,7 @@ class Loader:
         )
 
     def _load_own(self, rank_parts: list[dict[str, Any]], *, checked: bool) -> None:
-        """Load the parts of this rank that are checked, or those that are not."""
+        """Load this rank's checked parts, or its other parts."""
         for name in self._own_names(rank_parts):
             part = self.rank_parts[name]
             if is_checked(part) == checked:
@@ -142,17 +142,17 @@ class Loader:
             self._load_generators(generators)
 
     def _load_generators(self, generators: list[Any]) -> None:
-        # With another number of ranks, each rank keeps the generators that it started with. They
-        # belong to the whole state, so they are not loaded with some of the parts.
+        # With another number of ranks, each rank keeps the generators from its start. They belong
+        # to the whole state, so they are not loaded with some of the parts.
         is_whole = {*self.names} == {*self.parts, *self.rank_parts}
         if is_whole and len(generators) == self.runtime.world_size:
             with explained_misfit("random number generator", self.folder):
                 self.runtime.hardware.set_random_state(generators[self.runtime.rank])
 
     def _own_names(self, rank_parts: list[dict[str, Any]]) -> list[str]:
-        """Return the names of the parts to load of which each rank has its own state.
+        """Return the names in `rank_parts` to load.
 
-        Raises UserError if one is missing, or if there are the states of other ranks.
+        Raises UserError if one is missing, or if there are the states of another number of ranks.
         """
         own = [name for name in self.rank_parts if name in self.names]
         found = require_parts(own, rank_parts[0] if rank_parts else {}, self.folder, self.new_parts)
@@ -161,7 +161,7 @@ class Loader:
         return found
 
     def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
-        """Return a state with its tensors, which rank 0 reads from its file and sends to all.
+        """Return a state with its tensors. Rank 0 reads them from its file and sends them to all.
 
         Raises UserError on every rank if the file cannot be read.
         """

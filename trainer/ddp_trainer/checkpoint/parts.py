@@ -1,6 +1,7 @@
-"""The parts of a checkpoint: what they must offer, and how they are copied and loaded.
+"""The parts of a checkpoint: their methods, and how they are copied and loaded.
 
-`folder` is that of the checkpoints, for the messages. fitting.py has what is refused before.
+`folder` is the folder of the checkpoints, for the messages. fitting.py has the checks before a
+load.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,23 +19,23 @@ from ddp_trainer.checkpoint.file import map_leaves
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks.module_names import bare, bare_names, compiled_names
 
-# Lines and characters of torch's error that a message has at most.
+# Most lines and characters of torch's error in a message.
 REASON_LINES = 3
 REASON_LENGTH = 400
 
-# Errors of a device, which another attempt may not have. torch 2.8 has the second.
+# Errors of a device. Another attempt may not have them. torch 2.8 has the second.
 DEVICE_ERRORS = tuple(
     getattr(torch, name)
     for name in ("OutOfMemoryError", "AcceleratorError")
     if hasattr(torch, name)
 )
 
-# Settings of an optimizer that say how it computes, which depends on the hardware.
+# Settings that say how an optimizer computes. They depend on the hardware.
 COMPUTATION = ("fused", "foreach")
 
 
 class Stateful(Protocol):
-    """Anything that can be saved: modules, optimizers, schedulers, samplers, scalers.
+    """A part to save: a module, an optimizer, a scheduler, a sampler, a scaler, or the like.
 
     With a method `check_state_dict(state)`, it can refuse a state before any part is changed.
     """
@@ -51,9 +52,9 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class PerRank:
-    """A part of which each rank has its own state, such as a loader with its own position.
+    """A part with its own state on each rank, such as a loader with its own position.
 
-    A checkpoint with it is refused by a run with another number of ranks.
+    A run with another number of ranks refuses a checkpoint with such a part.
     """
 
     part: Stateful
@@ -62,14 +63,14 @@ class PerRank:
 def split_parts(
     parts: Mapping[str, Stateful | PerRank],
 ) -> tuple[dict[str, Stateful], dict[str, Stateful]]:
-    """Return (the parts that all ranks have in common, those that each rank has for itself).
+    """Return (the common parts of all ranks, the parts in `PerRank`).
 
-    Models are taken out of their wrappers. Raises UserError for a name that cannot be used.
+    Models are taken out of their wrappers. Raises UserError for an unusable name.
     """
     common: dict[str, Stateful] = {}
     own: dict[str, Stateful] = {}
     for name, part in parts.items():
-        # In a sharded checkpoint, the name of a tensor is that of its part, a dot and its own.
+        # In a sharded checkpoint, the name of a part and a dot precede the name of a tensor.
         if not isinstance(name, str) or not name or "." in name:
             raise UserError(
                 f"{name!r}: the name of a part must be a string without a dot", is_common=True
@@ -82,9 +83,9 @@ def split_parts(
 
 
 def copied_state(name: str, part: Stateful, buffers: Buffers) -> Any:
-    """Return a copy of a part's state, which training does not change any more.
+    """Return a copy of a part's state. Training does not change the copy.
 
-    Raises UserError for every error, which the ranks can exchange.
+    Raises UserError for every error, so the ranks can exchange it.
     """
     try:
         return map_leaves(buffers.copied, bare_names(part.state_dict()))
@@ -112,7 +113,7 @@ def _load_optimizer(optimizer: Optimizer, state: Any) -> None:
     """Load an optimizer's state, but keep how it computes.
 
     The hardware decides whether it is fused, and the memory order of its tensors. For a fused
-    optimizer, this order must be that of the parameters.
+    optimizer, this order must equal the order of the parameters.
     """
     computation: list[dict[str, Any]] = [
         {name: group[name] for name in COMPUTATION if name in group}
@@ -160,10 +161,10 @@ def explained_misfit(name: str, folder: Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, in one line.
+    """Return the reason in the text of an error, in one line.
 
-    The first line of torch's error of a module only says that there were errors. The reasons, such
-    as missing keys and other shapes, are in the lines after it.
+    If a module refuses a state, the first line of torch's error has no reason. The reasons, such as
+    missing keys and other shapes, are in the lines after it.
     """
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

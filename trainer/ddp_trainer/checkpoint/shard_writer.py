@@ -25,18 +25,18 @@ from ddp_trainer.checkpoint.staging import LOOK_INTERVAL, Meeting, Staging, plai
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks.runtime import Runtime
 
-# Seconds until a directory that rank 0 made must be visible to the other ranks.
+# Seconds until a directory made by rank 0 must be visible to the other ranks.
 VISIBLE_TIMEOUT = 30.0
 
-# What decides which rank writes which piece of a tensor, by its name: the shape, the type, and how
-# it is distributed over which ranks.
+# The shape, the type and the distribution over the ranks of each tensor, by its name. They decide
+# how a plan assigns the pieces of the tensor to ranks.
 Layout = dict[str, tuple[Any, ...]]
 
 
 class ShardWriter:
     """Writes the sharded checkpoints of one start. Every rank calls its method.
 
-    The ranks plan together which of them writes what. As long as all tensors keep their layout,
+    The ranks plan together what each of them writes. As long as all tensors keep their layout,
     the plan of the last checkpoint is used again, because planning takes about as long as the copy.
 
     - `abandoned`: set it to let rank 0 wait for the others no longer.
@@ -60,11 +60,11 @@ class ShardWriter:
     def stage(
         self, sharded: ShardedState, target: Target, state: dict[str, Any]
     ) -> Callable[[], None]:
-        """Copy the tensors that this rank has to write, and return a function that writes them.
+        """Copy this rank's share of the tensors, and return a function to write the copies.
 
         The function needs no other rank at the same time, so a thread may call it. On rank 0 it
-        also writes `state`, which has all that is not sharded, and completes the checkpoint. The
-        copies are not complete at the return.
+        also writes `state`, with everything outside the shards, and completes the checkpoint. The
+        copies are complete after `Buffers.finish`.
         """
         draft = target.draft
         assert draft is not None
@@ -108,7 +108,7 @@ class ShardWriter:
         """Plan with the other ranks what each of them has to write, and copy it."""
         self._layout = None
         staging = Staging(self._buffers)
-        # What every rank has, such as BatchNorm's statistics, is that of rank 0.
+        # Rank 0 writes tensors common to all ranks, such as BatchNorm's statistics.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         with plain_errors():
             save(
@@ -134,7 +134,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def _require_visible(draft: Path, *, is_first: bool) -> None:
-    """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not.
+    """Wait until this rank sees the directory made by rank 0. Raises UserError if it does not.
 
     If it has seen one before, the storage has failed, and another attempt may succeed.
     """

@@ -1,9 +1,9 @@
-"""Checkpoints of a model whose parameters are sharded over the ranks, as FSDP2 does.
+"""Checkpoints of a model with parameters sharded over the ranks, as by FSDP2.
 
 Every rank writes its own part to a file in one directory, by torch.distributed.checkpoint (DCP). A
-run with another number of ranks reads from it what it needs. DCP's own format contains pickles,
-which can run any code when they are read. So the files have the format safetensors, which has only
-tensors, and all other state is in a file of its own, which is read with `weights_only`.
+run with another number of ranks reads from it what it needs. DCP's own format contains pickles, and
+reading a pickle can run any code. So the files have the format safetensors, with tensors only. All
+other state is in a file of its own, and is read with `weights_only`.
 
     step-g0001-0000000069.sharded/
         index.pt                 step, other state, size and CRC of each shard
@@ -35,15 +35,15 @@ from ddp_trainer.checkpoint.staging import SUFFIX, ShardFile, measure, plain_err
 from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.runtime import Runtime
 
-# Fields of the index in addition to those of a checkpoint that is one file: size and CRC of each
-# shard by its name, and the shapes of all tensors.
+# Fields of the index in addition to those of a checkpoint in one file: size and CRC of each shard
+# by its name, and the shapes of all tensors.
 SHARDS = "shards"
 SHAPES = "shapes"
 
-# The state of an optimizer as one dict, whose keys do not depend on the number of ranks.
+# The state of an optimizer as one dict. Its keys do not depend on the number of ranks.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
-# What the keys of an optimizer's settings begin with, before the name of the parameter.
+# The prefix of an optimizer's settings, before the name of the parameter.
 GROUPS = "param_groups."
 
 State = Mapping[str, Any]
@@ -64,7 +64,7 @@ class ShardedState:
         }
         for sharded in self._models.values():
             _reshard(sharded)
-        # Each optimizer, and the module that has its parameters.
+        # Each optimizer, and the module with its parameters.
         self._optimizers: dict[str, tuple[Optimizer, nn.Module]] = {}
         for name, part in parts.items():
             if isinstance(part, Optimizer):
@@ -86,7 +86,7 @@ class ShardedState:
     def _model_of(
         self, name: str, optimizer: Optimizer, parts: Mapping[str, Any]
     ) -> nn.Module | None:
-        """Return the module that has the parameters of an optimizer, or None if none is sharded.
+        """Return the module with the parameters of an optimizer, or None if none is sharded.
 
         If several models have them, it is one module with these models in it. Raises UserError if
         some parameters are of no model among the parts, because their names are then not known.
@@ -106,7 +106,7 @@ class ShardedState:
         left = set(own)
         for key, module in modules.items():
             if owned[key] & left:
-                # Names such as `keys` are those of methods.
+                # Without a prefix, a name such as `keys` would be the name of a method.
                 found[f"part_{key}"] = module
                 left -= owned[key]
         if left:
@@ -135,7 +135,7 @@ class ShardedState:
         return found
 
     def read_saved(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each part without what an optimizer would only begin with."""
+        """Return the state of each part. An optimizer without a state yet has no tensors in it."""
         has_state = {
             name: bool(optimizer.state) for name, (optimizer, _) in self._optimizers.items()
         }
@@ -186,9 +186,9 @@ class ShardedState:
                     optimizer.state.pop(parameter, None)
 
     def _find_unused_state(self, tensors: State, saved: State) -> list[str]:
-        """Return the tensors of optimizers that a checkpoint does not have.
+        """Return the names of optimizers' tensors missing in a checkpoint.
 
-        An optimizer has no state of a parameter that never had a gradient.
+        An optimizer has no state of a parameter without a gradient so far.
         """
         prefixes = tuple(f"{name}.state." for name in self._optimizers)
         return [name for name in tensors if name.startswith(prefixes) and name not in saved]
@@ -200,17 +200,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def _reshard(model: nn.Module) -> None:
-    """Give a model of FSDP2 its sharded parameters, which are those of the optimizer.
+    """Give a model of FSDP2 its sharded parameters, as the optimizer has them.
 
     After a forward pass without a backward pass, as in an evaluation, the outermost module still
-    has whole parameters, which are other objects.
+    has whole parameters. These are other objects.
     """
     for module in _fsdp_modules(model):
         module.reshard()
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
-    # Tensor parallelism alone does not need this module, whose import takes a while.
+    # Tensor parallelism alone does not need this module, and its import takes a while.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))

@@ -33,7 +33,7 @@ from ddp_trainer.checkpoint.file import as_bytes, first_line
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.ranks.runtime import Runtime
 
-# Bytes that are read at a time for a checksum.
+# Bytes read at a time for a checksum.
 CHUNK = 1 << 20
 
 # Seconds between two looks for what another rank has written.
@@ -52,7 +52,7 @@ class ShardFile:
 
 
 class Staging(StorageWriter):
-    """A writer for torch.distributed.checkpoint (DCP) that only copies this rank's tensors.
+    """A writer for torch.distributed.checkpoint (DCP). It only copies this rank's tensors.
 
     `write` writes the copies later, in the format of DCP's HuggingFaceStorageWriter. That class
     would make the whole file in memory first.
@@ -78,7 +78,7 @@ class Staging(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy what the plan says. DCP then finds that there is nothing more to write."""
+        """Copy what the plan says. DCP then has nothing more to write."""
         self.copy(plan.items, planner)
         nothing: Future[list[WriteResult]] = Future()
         nothing.set_result([])
@@ -86,7 +86,7 @@ class Staging(StorageWriter):
 
     @torch.no_grad()
     def copy(self, items: list[WriteItem], planner: SavePlanner) -> None:
-        """Copy the tensors that some items of a plan name."""
+        """Copy the tensors named by some items of a plan."""
         self.items = items
         for item in items:
             name = item.index.fqn
@@ -143,10 +143,10 @@ def measure(path: Path) -> ShardFile:
 
 
 def measure_written(path: Path, tensors: Mapping[str, Tensor]) -> ShardFile:
-    """Return the size and the CRC of a shard from the tensors that were written to it.
+    """Return the size and the CRC of a shard from the tensors written to it.
 
-    Only the head of the file is read: the length of a JSON object in 8 bytes, and the object, which
-    has the places of the tensors.
+    Only the head of the file is read: the length of a JSON object in 8 bytes, and the object with
+    the places of the tensors.
     """
     with path.open("rb") as file:
         head = file.read(8)
@@ -193,7 +193,7 @@ class Meeting:
     def collect(self) -> dict[str, ShardFile]:
         """Return what all ranks have written. Raises RetryableError if one failed.
 
-        A rank that died is noticed when rank 0 has waited for as long as in a collective.
+        Rank 0 notices a dead rank when it has waited for as long as in a collective.
         """
         found = dict(self.shards)
         deadline = time.monotonic() + self._timeout

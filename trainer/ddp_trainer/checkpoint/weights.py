@@ -16,7 +16,7 @@ from ddp_trainer.checkpoint.parts import reason_of
 from ddp_trainer.errors import UserError, path_error
 from ddp_trainer.files import write_atomically
 
-# Suffixes of files that `export` writes.
+# Suffixes of the files written by `export`.
 SAFETENSORS = ".safetensors"
 TORCH = (".pt", ".pth")
 
@@ -47,7 +47,7 @@ def read_part(path: Path | str, name: str = "model") -> dict[str, Any]:
 
 
 def _read_shards(path: Path, prefix: str) -> dict[str, Any]:
-    """Return the whole tensors in the shards whose names begin with `prefix`, without it."""
+    """Return the whole tensors under `prefix` in the shards, by their names without it."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -86,9 +86,9 @@ def export(path: Path | str, out: Path | str, name: str = "model") -> None:
 
 
 def _without_sharing(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Return tensors of which each has its own memory, as the format requires.
+    """Return the tensors, each with its own memory, as the format requires.
 
-    Tied weights are then in the file under each of their names, so that a strict load finds them.
+    Tied weights are then in the file under each of their names, so a strict load finds them.
     """
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -114,7 +114,7 @@ def _write_tensors(tensors: dict[str, Tensor], file: IO[bytes]) -> None:
         # It takes a name, and puts a file of its own in the place of the open one. Programs of
         # Hugging Face want the field.
         save_file(tensors, file.name, {"format": "pt"})
-        # That file can be read by its owner alone.
+        # Only its owner can read the new file.
         os.chmod(file.name, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
     except SafetensorError as error:
         raise OSError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The commands for checkpoints: they read a folder, and do not disturb a job that runs in it."""
+"""The commands for checkpoints: they read a folder, and do not disturb a job running in it."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", default="model", metavar="NAME", help="default: model")
     options = parser.parse_args(arguments)
 
-    # torch is imported from here on, so that --help does not wait for it.
+    # torch is imported from here on, so --help does not wait for it.
     from ddp_trainer.checkpoint.weights import export
 
     try:

@@ -15,7 +15,7 @@ PORT = 29400
 PORTS = 3000
 HIGHEST_PORT = 65535
 
-# A list in brackets, and one part of a comma-separated list that may have such brackets.
+# A list in brackets, and one part of a comma-separated list, also with such brackets.
 BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 
@@ -24,7 +24,7 @@ PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 class Cluster:
     """The nodes of a job in the order of their ranks, and this node's `index`.
 
-    `processes` per node is None if the user has set PET_NPROC_PER_NODE, which torchrun reads.
+    `processes` per node is None if the user has set PET_NPROC_PER_NODE. torchrun reads it.
     """
 
     nodes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Cluster:
 
 
 def find_cluster(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster that the environment describes, or None.
+    """Return the cluster described by the environment, or None.
 
     Raises UserError if the description is incomplete.
     """
@@ -76,7 +76,7 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
-    # The step's nodes, to which SLURM_NODEID refers. A job may have more.
+    # SLURM_NODEID refers to the nodes of the step. The job may have more.
     nodes = expand_node_list(environment["SLURM_STEP_NODELIST"])
     if len(nodes) > 1 and not environment.get("SLURM_NODEID"):
         raise UserError(
@@ -95,7 +95,7 @@ def _slurm(environment: Mapping[str, str]) -> Cluster:
             "srun --ntasks-per-node=1, and it starts the other processes"
         )
     job = _read_integer(environment, "SLURM_JOB_ID", 0)
-    # A job that is queued again keeps its id.
+    # A requeued job keeps its id.
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
     return Cluster(
         nodes=nodes,
@@ -138,8 +138,8 @@ def _read_port(environment: Mapping[str, str], default: int) -> int:
 def expand_node_list(text: str) -> tuple[str, ...]:
     """Return the names in Slurm's node list, as scontrol prints them.
 
-    `gpu[08-10,12],login` has the nodes gpu08, gpu09, gpu10, gpu12 and login. The one library that
-    is maintained for this, python-hostlist, has the GPL as its licence.
+    `gpu[08-10,12],login` has the nodes gpu08, gpu09, gpu10, gpu12 and login. The one maintained
+    library for this, python-hostlist, has the GPL as its licence.
 
     Raises UserError if the brackets do not match.
     """

@@ -1,4 +1,4 @@
-"""The parser of the command line. It does not import torch, so that --help answers at once."""
+"""The parser of the command line. It does not import torch, so --help answers at once."""
 
 import argparse
 import os
@@ -94,7 +94,7 @@ def _build_parser() -> tuple["_Parser", dict[str, "_Parser"]]:
 
 
 def _find_useless_flags(options: Common) -> list[str]:
-    """Return the flags that were given and have no effect.
+    """Return the given flags without effect.
 
     Values from the environment do not count: they may be meant for other runs.
     """
@@ -107,7 +107,7 @@ def _find_useless_flags(options: Common) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests names, and prints an error on rank 0 only."""
+    """A parser with suggestions for misspelt names. It prints an error on rank 0 only."""
 
     def error(self, message: str) -> NoReturn:
         if os.environ.get("RANK", "0") == "0":

@@ -1,4 +1,4 @@
-"""Fields of a dataclass that are flags of the command line, and the values that they take."""
+"""Fields of a dataclass as flags of the command line, and their values."""
 
 import argparse
 import os
@@ -7,14 +7,14 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-# Largest seed that torch accepts on every platform.
+# Largest seed accepted by torch on every platform.
 LARGEST_INTEGER = 2**63 - 1
 
 # The variables with the folders of SageMaker's channels. `fit(inputs={"train": …})` sets
 # SM_CHANNEL_TRAIN, and `fit("s3://…")` sets SM_CHANNEL_TRAINING.
 CHANNELS = "SM_CHANNEL_*"
 
-# Limit of numbers. In seconds it is 31 years, which the clocks of the system can still count.
+# Limit of numbers. In seconds it is 31 years. The clocks of the system can still count these.
 LIMIT = 1e9
 
 
@@ -64,7 +64,7 @@ def _boolean(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a flag: its placeholder in the help text, and what turns the text into a value."""
+    """A value of a flag: its placeholder in the help text, and the function to read it."""
 
     placeholder: str
     read: Callable[[str], Any]
@@ -90,7 +90,7 @@ def flag(
     also: Sequence[str] = (),
     environment: str = "",
 ) -> Any:
-    """Declare a field that is a flag with the field's name.
+    """Declare a field as a flag with the field's name.
 
     - `default`: `...` if the flag is required.
     - `value`: None for a switch and for a Literal.
@@ -131,7 +131,7 @@ def folder_of_channels(environment: Mapping[str, str]) -> str | None:
 
 
 def own_options_first(kind: type[Any]) -> Iterator["Field[Any]"]:
-    """Yield the fields of a dataclass: its own, then those that it inherits."""
+    """Yield the fields of a dataclass: its own, then the inherited ones."""
     own = set(kind.__annotations__)
     yield from sorted(fields(kind), key=lambda option: option.name not in own)
 

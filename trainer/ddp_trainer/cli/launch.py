@@ -1,4 +1,4 @@
-"""Start any script under torchrun on a cluster that SageMaker or Slurm has started.
+"""Start any script under torchrun on a cluster of SageMaker or Slurm.
 
 `python -m ddp_trainer launch --train-script SCRIPT …` runs on each node. The launchers start one
 process per node and describe the cluster in its environment. This module derives torchrun's
@@ -76,7 +76,7 @@ def torchrun_arguments(cluster: Cluster | None) -> list[str]:
 
     c10d sorts the nodes by their addresses as strings, and algo-10 comes before algo-2. Only the
     address of the first node is ever looked up. So the other nodes use addresses that sort in their
-    order. torchrun does not have to guess which node hosts the store.
+    order. torchrun does not have to guess the host of the store.
     """
     if cluster is None:
         return ["--standalone"]

@@ -15,7 +15,7 @@ from ddp_trainer.cli.command_line import Command, parse
 from ddp_trainer.cli.options import Options
 from ddp_trainer.errors import Interrupted, UserError
 
-# Commands that are no workloads, and parse their own arguments.
+# Commands other than workloads. They parse their own arguments.
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch.main,
     "export": checkpoints.export,
@@ -42,7 +42,7 @@ def main() -> int:
 
 def run(command: Command) -> int:
     """Run a parsed command and return its exit code, as in `main`."""
-    # torch is imported from here on, so that --help does not wait for it.
+    # torch is imported from here on, so --help does not wait for it.
     started = time.perf_counter()
     with _fast_imports():
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -51,7 +51,7 @@ def run(command: Command) -> int:
             # The first optimizer would import it.
             importlib.import_module("torch._dynamo")
 
-    # torchrun copies what is recorded here into its failure summary. A launcher reads it there.
+    # torchrun copies the recorded error into its failure summary. A launcher reads it there.
     error_handler = get_error_handler()
     error_handler.initialize()
     try:
@@ -81,9 +81,9 @@ def run(command: Command) -> int:
 
 @contextmanager
 def _fast_imports() -> Iterator[None]:
-    """Import torch without searches for garbage, which take a third of the time.
+    """Import torch without searches for garbage. These take a third of the time.
 
-    Later searches leave out what is imported. Without `gc.freeze`, the next one would look at it.
+    `gc.freeze` excludes the imported objects from later searches.
     """
     if "torch" in sys.modules:
         yield
@@ -131,7 +131,7 @@ def _print_once_per_node(message: str) -> None:
 
 
 def _rank_mark() -> str:
-    """Return the beginning of a message of this rank, which the others may not have."""
+    """Return the beginning of a message of this rank. The others may not have the message."""
     rank = os.environ.get("RANK")
     return f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE") != "1" else ""
 

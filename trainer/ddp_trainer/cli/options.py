@@ -1,4 +1,4 @@
-"""The options of each workload, as dataclasses whose fields are the flags."""
+"""The options of each workload, as dataclasses. Their fields are the flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ from ddp_trainer.cli.flags import (
     flag,
 )
 
-# Flags that several workloads declare with other defaults
+# Flags of several workloads, with different defaults
 
 
 def _batch_size(default: int) -> Any:
@@ -45,7 +45,7 @@ def _steps(default: int) -> Any:
 
 @dataclass(frozen=True)
 class Useless:
-    """Names of options that have no effect, and the reason."""
+    """Names of options without effect, and the reason."""
 
     names: Sequence[str] = ()
     reason: str = ""
@@ -95,18 +95,18 @@ class Common:
 
     @property
     def processes_alone(self) -> int:
-        """Number of processes to spawn if no launcher started several."""
+        """Return the number of processes to spawn if no launcher started several."""
         return 1
 
     @property
     def useless(self) -> Useless:
-        """Options that have no effect, given the others."""
+        """Return the options without effect, given the others."""
         return Useless()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """Options of a training that can be resumed. `batch_size` is per process."""
+    """Options of a resumable training. `batch_size` is per process."""
 
     batch_size: int = _batch_size(32)
     global_batch_size: int | None = flag(
@@ -190,8 +190,8 @@ class ModelParallelOptions(Common):
     """One model on two devices, inside DDP, with its batches in a pipeline of micro-batches.
 
     On GPUs each process uses two, so start half as many processes as there are GPUs. With
-    TorchNeuron on Trainium, start half as many as there are cores. On a CPU two stand-ins take the
-    place of the devices. Like GPUs, they raise an error if a tensor was not moved.
+    TorchNeuron on Trainium, start half as many as there are cores. On a CPU both parts of the model
+    share the processor.
     """
 
     steps: int = _steps(100)

@@ -24,8 +24,8 @@ Run = Callable[[Command], int]
 def spawn(run: Run, command: Command) -> int:
     """Run the command in `--spawn` processes.
 
-    Return the exit code of the first that failed, or 0. Signals are passed on to the children,
-    which stop after a checkpoint.
+    Return the exit code of the first failure, or 0. Signals are passed on to the children. They
+    stop after a checkpoint.
 
     Raises UserError under a launcher: each of its processes would start N more, with the same ranks
     and the same port.
@@ -38,7 +38,7 @@ def spawn(run: Run, command: Command) -> int:
         )
     processes = command.options.spawn
     assert processes is not None
-    # N processes that each use all cores would slow each other down. torchrun does the same.
+    # If each process used all cores, they would slow each other down. torchrun does the same.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = replace(command, options=replace(command.options, spawn=None))
     context = start_processes(  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def spawn(run: Run, command: Command) -> int:
 
 
 def _child(rank: int, run: Run, command: Command, processes: int, port: int) -> None:
-    """Run one rank, with the variables that torchrun would set."""
+    """Run one rank, with torchrun's variables."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),

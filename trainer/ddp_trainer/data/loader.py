@@ -23,13 +23,13 @@ from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.errors import UserError
 from ddp_trainer.ranks import generators
 
-# Arguments of DataLoader that the sampler replaces.
+# Arguments of DataLoader replaced by the sampler.
 DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator", "in_order")
 
 # A sample of the data set: its epoch and its index.
 Key = tuple[int, int]
 
-# The constants of SplitMix64: what it adds for each number, and its (shift, factor) pairs.
+# The constants of SplitMix64: the increment for each number, and its (shift, factor) pairs.
 SPLITMIX_STEP = np.uint64(0x9E3779B97F4A7C15)
 SPLITMIX_ROUNDS = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -41,8 +41,8 @@ SPLITMIX_LAST_SHIFT = np.uint64(31)
 class ShardLoader:
     """Iterates over (shard, batch) from the sampler's position to the end of its epoch.
 
-    `batch` is what `collate_fn` makes of this rank's samples. A rank without samples gets a batch
-    whose tensors have no rows, so that it can take part in the step.
+    `batch` is the result of `collate_fn` for this rank's samples. A rank without samples gets a
+    batch of tensors without rows, to take part in the step.
 
     - `dataset`: anything with `__getitem__` for an index. `settings` are those of DataLoader, such
       as `num_workers`, `collate_fn` and `pin_memory`.
@@ -50,12 +50,12 @@ class ShardLoader:
       seed, the epoch and the index. So they do not change with the number of workers or ranks, or
       after a resume. It holds for the generators of torch (on the CPU), numpy and random. If the
       data set has `__getitems__`, they depend on the first index of the batch instead. This costs
-      about 10 µs for each sample in batches of 64, of which most is the seeding.
+      about 10 µs for each sample in batches of 64, most of it for the seeding.
 
     Save the sampler in the checkpoint. A batch counts as used when it is yielded, so a checkpoint
-    that is saved after its step is exact.
+    after its step is exact.
 
-    Raises UserError for an IterableDataset, and ValueError for settings that the sampler decides.
+    Raises UserError for an IterableDataset, and ValueError for settings decided by the sampler.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class ShardLoader:
         self.sampler.end_epoch()
 
     def __len__(self) -> int:
-        """Return the number of batches that are left in the epoch."""
+        """Return the number of batches left in the epoch."""
         return self.sampler.batches_until(self.sampler.epoch + 1)
 
 
 class Keys:
-    """The samples of the batches that are to be fetched, from the sampler's position on.
+    """The samples of the batches to fetch, from the sampler's position on.
 
     It notes each shard in `fetched`. The sampler itself does not move.
     """
@@ -125,7 +125,7 @@ class IndexBatches:
     not move: call its `set_epoch` before each epoch. Such a loader has another state on each rank,
     and resumes only with the same number of ranks (`PerRank` in `Checkpoints`).
 
-    Raises UserError if a rank could get a batch without samples, which such loaders cannot make.
+    Raises UserError if a rank could get a batch without samples. Such loaders cannot make one.
     """
 
     def __init__(self, sampler: GlobalBatchSampler) -> None:
@@ -153,14 +153,14 @@ class NoSamples:
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set whose random numbers depend only on the seed, the epoch and the index."""
+    """A data set with random numbers fixed by the seed, the epoch and the index."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any] | NoSamples:
-        """Return the samples of a batch, whose keys all have the same epoch."""
+        """Return the samples of a batch. All keys have the same epoch."""
         seeds = sample_seeds(self._seed, keys or [(0, 0)])
         # Saving the generators takes longer than seeding them, so it is done once for each batch.
         with generators_kept():
@@ -226,7 +226,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | NoSamples) -> Any:
-    """Return a batch of the samples, or one like it whose tensors have no rows.
+    """Return a batch of the samples, or one like it without rows.
 
     Raises UserError if a batch of this form cannot be made empty.
     """
@@ -245,7 +245,7 @@ def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | N
 
 
 def _without_rows(batch: Any, emptied: list[Any]) -> Any:
-    """Return a batch like this one without rows. `emptied` gets the tensors that lost theirs."""
+    """Return a batch like this one without rows. Its original tensors are added to `emptied`."""
     if isinstance(batch, Tensor | np.ndarray) and batch.ndim:
         emptied.append(batch)
         return batch[:0]
@@ -265,8 +265,8 @@ def _without_rows(batch: Any, emptied: list[Any]) -> Any:
 def leave_process_group(init_worker: Callable[[int], None] | None, worker: int) -> None:
     """Set up a worker process: signals for the group of the rank's process must not reach it.
 
-    torchrun sends SIGTERM to the whole group. A rank whose workers end cannot finish its step and
-    save a checkpoint. If the rank itself ends, DataLoader's workers notice.
+    torchrun sends SIGTERM to the whole group. If the workers of a rank ended, it could not finish
+    its step and save a checkpoint. If the rank itself ends, DataLoader's workers notice.
     """
     os.setpgid(0, 0)
     if init_worker:

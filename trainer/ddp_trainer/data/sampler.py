@@ -1,6 +1,6 @@
 """Assigns each sample to one rank per epoch, for any data set and any world size.
 
-An epoch is a permutation of the samples, or another order, that depends on the seed and the epoch
+An epoch is a permutation of the samples, or another order. It depends on the seed and the epoch
 only. Each global batch is the next slice of it, split over the ranks as evenly as possible. The
 last batch may be short, and a rank may get no sample. The position is counted in samples of the
 epoch, so a run can stop anywhere and resume with another number of ranks.
@@ -32,8 +32,8 @@ Order = Callable[[int, np.random.Generator], Sequence[Any] | NDArray[np.int64]]
 def split(total: int, parts: int, at_least: int = 1) -> list[int]:
     """Return the sizes of `parts` shares of `total`, the larger ones first.
 
-    Shares that are not empty differ by at most one. They have at least `at_least` members, or
-    `total` members if that is less.
+    The sizes of non-empty shares differ by at most one, and are at least `at_least`, or `total` if
+    it is less.
     """
     used = max(1, min(parts, total // at_least))
     base, extra = divmod(total, used)
@@ -51,7 +51,7 @@ class Shard:
 
     - `indices`: the samples of this rank.
     - `positions`: their positions in the global batch.
-    - `real`: False for repeats that only make the shares equal.
+    - `real`: False for repeats, added only to make the shares equal.
     - `sizes`: the number of samples of each rank in this batch, without repeats.
     - `start`: the position of the global batch in the epoch, in samples.
     - `at_least`: the minimum number of samples of a share, and of its parts.
@@ -75,7 +75,7 @@ class Shard:
 
         All ranks have the same number of parts, at least one. Some may be empty. The others differ
         by at most one sample. They have at least `at_least` samples, for BatchNorm, or the whole
-        share if that is less. For this, a part may be larger than `size`.
+        share if it is smaller. For this, a part may be larger than `size`.
         """
         own = len(self.indices)
         parts = -(-max(*self.sizes, own, 1) // size)
@@ -112,7 +112,7 @@ class EpochOrder:
 
     @classmethod
     def read(cls, found: Any, samples: int, at_least: int) -> "EpochOrder":
-        """Return what an order function made. Raises UserError if it cannot be used."""
+        """Read the result of an order function. Raises UserError if it cannot be used."""
         is_batches = len(found) > 0 and np.ndim(found[0]) > 0
         batches = [np.asarray(batch) for batch in found] if is_batches else [np.asarray(found)]
         if min(len(batch) for batch in batches) < at_least:
@@ -126,7 +126,7 @@ class EpochOrder:
 
     @cached_property
     def fingerprint(self) -> int:
-        """Return a number that another order has only by chance."""
+        """Return a checksum. Another order has the same one only by chance."""
         ends = b"" if self.ends is None else self.ends.tobytes()
         return zlib.crc32(ends, zlib.crc32(self.indices.tobytes()))
 
@@ -136,22 +136,22 @@ class GlobalBatchSampler:
     """Iterates over the shards of an epoch, from the current position to its end.
 
     - `samples`: size of the data set. `batch_size`: size of the global batch, over all ranks.
-    - `epoch` and `offset`, in samples of that epoch, are the position. A shard counts as used when
-      it is yielded, so a checkpoint that is written after its step is exact.
-    - `at_least`: the minimum number of samples of a batch that a rank gets, if it gets any. If
-      fewer are left at the end of an epoch, they join the batch before. A model with BatchNorm
+    - `epoch` and `offset`, in samples of this epoch, are the position. A shard counts as used when
+      it is yielded, so a checkpoint after its step is exact.
+    - `at_least`: the minimum size of a rank's share of a batch, unless the share is empty. If fewer
+      samples are left at the end of an epoch, they join the batch before. A model with BatchNorm
       needs 2, because one value has no variance, and trains better with more.
-    - `equal_shares`: all shares of a batch are as long as the longest of a full batch, for
-      compilers that need equal shapes. Repeats fill the gaps. The caller leaves them out of the
-      loss by `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
+    - `equal_shares`: all shares of a batch are as long as the longest of a full batch, because some
+      compilers need equal shapes. Repeats fill the gaps. The caller leaves them out of the loss by
+      `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
     - `order`: an order of your own, such as one with weights, or with batches of similar lengths.
       The function gets the epoch and a generator of random numbers. Its result may depend on
       nothing else. It returns an array of indices, of any length and also with repeats, or a
-      sequence of such arrays, which are then the global batches. `shuffle` has no effect with it.
+      sequence of such arrays, one for each global batch. `shuffle` has no effect with it.
     - `drop_last`: leave out the last batch of an epoch if it is not full.
     - `on_resize`: what happens if a checkpoint has another `batch_size`, as after a start with
       another number of ranks. `refuse` raises UserError, `keep` continues with the size of the
-      checkpoint, and `change` with that of this run. Rank 0 reports the last two.
+      checkpoint, and `change` with the size of this run. Rank 0 reports the last two.
     """
 
     samples: int
@@ -168,9 +168,9 @@ class GlobalBatchSampler:
     on_resize: Resize = "refuse"
     epoch: int = field(default=0, init=False)
     offset: int = field(default=0, init=False)
-    # The last order that the function `order` made, with its epoch.
+    # The last order made by the function `order`, with its epoch.
     _made: tuple[int, EpochOrder] | None = field(default=None, init=False, repr=False)
-    # The last epoch that was iterated over to its end.
+    # The last epoch iterated over to its end.
     _ended: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class GlobalBatchSampler:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`. A position inside that epoch, after a resume, is kept."""
+        """Go to the start of `epoch`. A position inside this epoch, after a resume, is kept."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.offset = 0
@@ -218,13 +218,13 @@ class GlobalBatchSampler:
     def use(self, shard: Shard) -> None:
         """Count a shard as used: the position is behind it.
 
-        Iterating does this. Call it if something fetches shards ahead of the training, for each
-        shard that is trained on.
+        Iterating does this. If something fetches shards ahead of the training, call it for each
+        shard when the training gets it.
         """
         has_ended = shard.epoch == self._ended
         self.epoch = shard.epoch
         self.offset = shard.start + shard.batch_size
-        # What fetches ahead has ended the epoch already, and will not do it again.
+        # A loader has fetched ahead and ended the epoch already. It will not do it again.
         if has_ended and not self._next_batch_size(self._order()):
             self.end_epoch()
 
@@ -252,7 +252,7 @@ class GlobalBatchSampler:
         return np.random.default_rng([self.seed, epoch])
 
     def _make(self, order: Order, epoch: int) -> EpochOrder:
-        """Return what a function makes of an epoch. Raises UserError if it cannot be used."""
+        """Call a function for an epoch. Raises UserError if its result cannot be used."""
         found = EpochOrder.read(order(epoch, self._generator(epoch)), self.samples, self.at_least)
         if found.ends is not None and self.drop_last:
             raise UserError("drop_last has no effect on an order of batches; remove it")
@@ -260,13 +260,13 @@ class GlobalBatchSampler:
         return found
 
     def prepare(self) -> None:
-        """Make the order of the epoch, which copies of this sampler then have too."""
+        """Make the order of the epoch. Later copies of this sampler then have it too."""
         self._order()
 
     def _require_equal(self, made: EpochOrder, again: EpochOrder) -> None:
         """Raise UserError if a function has made two different orders of an epoch.
 
-        Each rank would have another one, and train on samples that others have too.
+        Otherwise each rank would have another one, and several would train on the same samples.
         """
         if made.fingerprint != again.fingerprint:
             raise UserError(
@@ -278,7 +278,7 @@ class GlobalBatchSampler:
     def _next_batch_size(self, order: EpochOrder) -> int:
         """Return the size of the batch at the position, or 0 at the end of the epoch.
 
-        The last batch takes in a rest that would be too small.
+        A rest too small for a batch of its own joins the last one.
         """
         if order.ends is not None:
             following = order.ends[np.searchsorted(order.ends, self.offset, "right") :]
@@ -324,7 +324,7 @@ class GlobalBatchSampler:
         if self.equal_shares:
             return False
         if self.order and not self.drop_last:
-            # The last batch of some epoch, or one that the order makes, may be of any size.
+            # The last batch of an epoch, or a batch of the order's own, may be of any size.
             return self.world_size > 1
         whole = min(self.batch_size, self.samples)
         rest = self.samples % self.batch_size
@@ -334,7 +334,7 @@ class GlobalBatchSampler:
     def batches_until(self, epoch: int) -> int:
         """Return the number of global batches from the position to the start of `epoch`.
 
-        If there is an `order`, this makes that of each of these epochs.
+        If there is an `order`, it is called for each of these epochs.
         """
         if self.epoch >= epoch:
             return 0
@@ -360,7 +360,7 @@ class GlobalBatchSampler:
         return whole + is_own_batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and the data and order that it belongs to.
+        """Return the position, with the properties of its data and order.
 
         It does not depend on the number of ranks.
         """
@@ -375,7 +375,7 @@ class GlobalBatchSampler:
         }
 
     def _state_of_order(self) -> dict[str, int]:
-        """Return what shows whether the order inside an epoch is the same after a resume."""
+        """Return the checksum of the order, to compare it after a resume inside an epoch."""
         # At the start of an epoch any order is right, and there may be none after the last epoch.
         return {"order": self._order().fingerprint} if self.order and self.offset else {}
 

@@ -1,8 +1,8 @@
-"""The processes of a run: their group, their devices, and the model that they train together.
+"""The processes of a run: their group, their devices, and their common model.
 
-`group` joins a process group and returns the Runtime of `runtime`, which has the collectives.
-`hardware` has what differs between kinds of devices. `stragglers` finds the rank that the others
-wait for.
+`group` joins a process group and returns a Runtime. `runtime` has this class, with the collectives.
+`hardware` has the differences between kinds of devices. `stragglers` finds the slow rank after a
+timeout.
 
 May import `errors`.
 """

@@ -1,4 +1,4 @@
-"""Settings of Linux and of malloc that make training on CPUs faster."""
+"""Settings of Linux and of malloc for faster training on CPUs."""
 
 import ctypes
 import os
@@ -9,20 +9,20 @@ from contextlib import suppress
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
-# Variables by which a user chooses malloc's thresholds.
+# A user's variables for malloc's thresholds.
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
-# Largest pieces of memory that malloc keeps, in bytes: the most that every version of mallopt(3)
-# accepts.
+# Largest freed pieces of memory kept by malloc, in bytes: the highest value accepted by every
+# version of mallopt(3).
 LARGEST_KEPT = 32 << 20
 
 
 def schedule_as_batch() -> None:
-    """Set the policy SCHED_BATCH (sched(7)) for this thread and those that it starts later.
+    """Set the policy SCHED_BATCH (sched(7)) for this thread and those started by it later.
 
-    A thread that wakes then does not preempt a running one. gloo's threads wake several times in an
-    all-reduce, which takes milliseconds longer with the default policy
-    (docs/decisions/0007-batch-scheduling.md). It needs no privilege.
+    A waking thread then does not preempt a running one. gloo's threads wake several times in an
+    all-reduce. With the default policy, it takes milliseconds longer
+    (docs/decisions/0007-batch-scheduling.md). The policy needs no privilege.
     """
     # Only Linux has this policy.
     if not hasattr(os, "SCHED_BATCH"):

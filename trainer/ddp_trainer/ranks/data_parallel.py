@@ -54,7 +54,7 @@ class SingleModel(OwnStateDict):
 def ddp_settings(model: nn.Module, **settings: Any) -> dict[str, Any]:
     """Return the settings of DistributedDataParallel for a model: those given, and our defaults.
 
-    The synchronisation of buffers may be given under both names that torch has had for it.
+    The synchronisation of buffers may be given under both of torch's names for it.
     """
     chosen = {"gradient_as_bucket_view": True, **settings}
     if not chosen.keys() & {SYNC_BUFFERS, FORMER_SYNC_BUFFERS} and not has_own_buffers(model):
@@ -65,7 +65,7 @@ def ddp_settings(model: nn.Module, **settings: Any) -> dict[str, Any]:
 
 
 def options_of_ddp() -> Mapping[str, Any]:
-    """Return the options that this release of torch has, by name."""
+    """Return the options of DDP in this release of torch, by name."""
     return inspect.signature(DistributedDataParallel.__init__).parameters
 
 
@@ -88,12 +88,12 @@ def _is_known_batch_norm(module: nn.Module) -> bool:
 
 
 def accumulate(model: nn.Module, parts: Sequence[T]) -> Iterator[T]:
-    """Yield the parts of a batch, between which gradients are added up.
+    """Yield the parts of a batch. Gradients are added up over the parts.
 
-    The ranks exchange gradients only in the backward pass of the last part, so that a batch costs
-    one exchange. `model` is what `Runtime.wrap` returned, DistributedDataParallel, or a module of
-    FSDP2 (`fully_shard`). Run the forward and the backward pass of each part before the next one.
-    With FSDP2 all ranks need the same number of parts, as `Shard.slices` has them.
+    The ranks exchange gradients only in the backward pass of the last part, so a batch costs one
+    exchange. `model` is the result of `Runtime.wrap`, DistributedDataParallel, or a module of FSDP2
+    (`fully_shard`). Run the forward and the backward pass of each part before the next one. With
+    FSDP2 all ranks need the same number of parts, as `Shard.slices` has them.
 
     Raises ValueError if there is no part: a rank without samples takes part in the exchange too.
     """
@@ -142,7 +142,7 @@ def rehearse(
 
 
 def _outputs_with_gradient(output: Any) -> list[Tensor]:
-    """Return the sum of each tensor in a model's output that has a gradient.
+    """Return the sum of each tensor with a gradient in a model's output.
 
     The output is a tensor, or tuples, lists and dicts of tensors.
     """

@@ -41,7 +41,7 @@ def read_states() -> dict[str, Any]:
 
 
 def set_states(states: dict[str, Any]) -> None:
-    """Restore what `read_states` returned. Older checkpoints do not have it."""
+    """Restore the result of `read_states`. Older checkpoints do not have it."""
     if "random" in states:
         version, numbers, gauss = states["random"]
         random.setstate((version, tuple(numbers.tolist()), gauss))
@@ -53,10 +53,10 @@ def set_states(states: dict[str, Any]) -> None:
 def remember_numpy() -> Callable[[], None]:
     """Return a function that brings numpy's generator back to its present state.
 
-    Seed the generator after this call, which may draw a number.
+    Seed the generator after this call, because the call may draw a number.
 
     `np.random.get_state` and `set_state` take 65 µs, because they copy number by number. This takes
-    3 µs. It copies the memory of the generator, to which numpy gives other languages access.
+    3 µs. It copies the memory of the generator. numpy gives other languages access to this memory.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if type(generator) is not np.random.MT19937 or not _has_known_memory():
@@ -70,7 +70,7 @@ def remember_numpy() -> Callable[[], None]:
         return partial(np.random.set_state, ("MT19937", keys, position, 1, waiting))
 
     def restore() -> None:
-        # A number that waits now must not be used later.
+        # A number waiting now must not be used later.
         np.random.seed(0)
         ctypes.memmove(generator.ctypes.state_address, before, STATE_BYTES)
 

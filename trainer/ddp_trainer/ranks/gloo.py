@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# Messages of gloo after a timeout. A lost connection may "time out" too, which is another error.
+# Messages of gloo after a timeout. A lost connection may "time out" too, but is another error.
 TIMED_OUT = re.compile(
     r"Timed out waiting \d+ms for (?:send|recv)|Application timeout caused pair closure"
 )
@@ -25,8 +25,8 @@ THREADS_TIMEOUT = 10.0
 def use_loopback_for_local_peers() -> None:
     """Let gloo use the loopback interface if the rendezvous uses it.
 
-    By default gloo takes the address of the machine's own name. On many laptops that resolves to
-    nothing, or to an interface behind a firewall or a VPN.
+    By default gloo takes the address of the machine's own name. On many laptops this name resolves
+    to nothing, or to an interface behind a firewall or a VPN.
     """
     if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
         loopback = "lo0" if platform.system() == "Darwin" else "lo"
@@ -45,7 +45,7 @@ def wait_for_threads() -> None:
     """
     deadline = time.monotonic() + THREADS_TIMEOUT
     idle_looks = 0
-    # A thread that waits for Python's lock looks idle too. It gets the lock between two looks.
+    # A thread waiting for Python's lock looks idle too. It gets the lock between two looks.
     while idle_looks < 2 and time.monotonic() < deadline:
         states = list(_states_of_threads())
         if not states:

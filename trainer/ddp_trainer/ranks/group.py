@@ -1,4 +1,4 @@
-"""Joining the process group that the launcher describes, or using one that exists; and leaving."""
+"""Joining the launcher's process group, or using an existing one, and leaving it."""
 
 import itertools
 import os
@@ -34,13 +34,13 @@ from ddp_trainer.ranks.own_store import open_store, place
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.ranks.stragglers import StragglerDetector
 
-# The init method that reads MASTER_ADDR and MASTER_PORT.
+# This init method reads MASTER_ADDR and MASTER_PORT.
 ENVIRONMENT = "env://"
 
 JOIN_TIMEOUT = timedelta(minutes=30)
 
-# Numbers of the groups that this process joins one after another. The store keeps what the earlier
-# groups wrote.
+# Numbers of this process's groups, one after another. The store keeps what the earlier groups
+# wrote.
 _group_numbers = itertools.count()
 
 USED_STORE = (
@@ -52,7 +52,7 @@ USED_STORE = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The ranks and the init method that the launcher chose for this process."""
+    """The launcher's choice for this process: ranks and init method."""
 
     rank: int
     world_size: int
@@ -70,25 +70,25 @@ def process_group(
     init_method: str = ENVIRONMENT,
     tune_cpu: bool = False,
 ) -> Iterator[Runtime]:
-    """Join the process group that torchrun's variables describe, and leave it after the block.
+    """Join the process group described by torchrun's variables, and leave it after the block.
 
     Without these variables the process runs alone.
 
     - `seed`: of the random number generators of torch, numpy and `random`, on all ranks.
     - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
-      With gloo, SlowRankError then names the rank that it waited for. With more than two ranks, a
-      thread may have to print this error and end the process with exit code 1. With NCCL, its
-      watchdog kills the process, and no exception is raised.
+      With gloo, SlowRankError then names the slow rank. With more than two ranks, a thread may have
+      to print this error and end the process with exit code 1. With NCCL, its watchdog kills the
+      process, and no exception is raised.
     - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without
       SlowRankError), or with torch_xla xla://.
-    - `tune_cpu`: on the device cpu, make training faster by settings that hold for the whole
-      process and until its end: the policy SCHED_BATCH for this thread and those that it starts,
-      and malloc keeps freed memory (`cpu.py`). By default neither is changed.
+    - `tune_cpu`: on the device cpu, make training faster by two settings of the whole process until
+      its end: the policy SCHED_BATCH for this thread and those started by it, and malloc keeps
+      freed memory (`cpu.py`). By default neither is changed.
 
-    After an exception other than Interrupted the group is not destroyed, because that would wait
-    for peers that may be gone.
+    After an exception other than Interrupted the group is not destroyed. Destroying it would wait
+    for the peers, and these may be gone.
 
     Raises UserError if the environment is incomplete, the device does not exist, or the process has
     a group already.
@@ -126,22 +126,22 @@ def process_group(
 def attach(
     *, device: torch.device | str | None = None, timeout: float | None = None
 ) -> Iterator[Runtime]:
-    """Yield a Runtime on the default process group, which the caller or a framework has made.
+    """Yield a Runtime on the existing default process group of the caller or of a framework.
 
     With it, checkpoints, `StopVote`, evaluations and samplers work in the loop of Accelerate,
     Fabric or the Trainer of transformers, or in one of your own. Every rank calls it, after the
-    group is initialised. A process that has no group runs alone.
+    group is initialised. A process without a group runs alone.
 
-    - `device`: that of this rank. By default it is the accelerator with the number LOCAL_RANK if
-      the group has a backend for it, else the CPU.
+    - `device`: the device of this rank. By default it is the accelerator with the number LOCAL_RANK
+      if the group has a backend for it, else the CPU.
     - `timeout`: seconds that a rank waits for its peers in a collective of the Runtime; None is
       torch's 1,800. Collectives of the model keep the timeout of their own group.
 
     It makes a gloo group and a store of its own, and removes them after the block. It changes
     nothing else in the process: it neither seeds generators nor sets a device, and it leaves the
     default group as it is. It does not find slow ranks. The block ends when the last checkpoint is
-    written, also after an exception. Only the shards of a checkpoint that other ranks have not
-    finished are given up then.
+    written, also after an exception. After an exception, a sharded checkpoint is given up if other
+    ranks have not finished their shards.
 
     Raises UserError if WORLD_SIZE is more than 1 and there is no group.
     """
@@ -162,7 +162,7 @@ def attach(
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the handlers of signals after the block, in which a StopVote may set its own."""
+    """Restore the handlers of signals after the block. A StopVote in it may set its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -174,7 +174,7 @@ def _signals_kept() -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(descriptor)
         for number, handler in handlers.items():
-            # None is a handler that is not Python's.
+            # None is a handler from outside Python.
             if handler is not None:
                 signal.signal(number, handler)
 
@@ -204,7 +204,7 @@ def _own_group(timeout: float | None) -> Iterator[dist.ProcessGroup | None]:
 
 
 def _place_in_group(group: dist.ProcessGroup | None, device: torch.device | str | None) -> Runtime:
-    """Return the Runtime of this process, whose own group is `group`, in the default group."""
+    """Return this process's Runtime in the default group, with `group` for its own collectives."""
     if group is None:
         found = torch.device(device) if device else _device_of_group("", 0)
         return Runtime(device=found, hardware=choose(found.type))
@@ -239,7 +239,7 @@ def _device_of_group(config: str, local_rank: int) -> torch.device:
     # A group of gloo alone accepts tensors of GPUs too, but is meant for the CPU.
     if config and backends.get(accelerator.type, "gloo") == "gloo":
         return torch.device("cpu")
-    # A process that sees only its own device has number 0.
+    # If a process sees only its own device, the device has number 0.
     number = local_rank if local_rank < torch.accelerator.device_count() else 0
     return torch.device(accelerator.type, number)
 
@@ -267,8 +267,8 @@ def _peers_left_together(runtime: Runtime) -> Iterator[None]:
         if stragglers and TIMED_OUT.search(str(error)):
             message = stragglers.describe_slow_rank()
             if message:
-                # gloo's own error looks like that of a lost peer, and its traceback would take the
-                # place of this message in the part of the log that a launcher keeps.
+                # gloo's own error looks like a lost peer, and a launcher keeps only a part of the
+                # log: gloo's traceback would take the place of this message in it.
                 raise SlowRankError(message) from None
         raise
     finally:
@@ -285,14 +285,14 @@ def _call_at_leave(runtime: Runtime, *, failed: bool) -> None:
 
 
 def _destroy(runtime: Runtime) -> None:
-    """Destroy the default group that `process_group` made, if it did."""
+    """Destroy the default group, if `process_group` has made one."""
     if runtime.backend != "none":
         dist.destroy_process_group()
         wait_for_threads()
 
 
 def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> Launch | None:
-    """Read the variables that torchrun sets. Return None if the process runs alone.
+    """Read torchrun's variables. Return None if the process runs alone.
 
     Raises UserError if some of the variables are missing or are no numbers.
     """
@@ -350,7 +350,7 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
     device = hardware.take(launch.local_rank, devices)
     hardware.check_world(rank, world_size)
 
-    # A file store keeps everything that was ever written, so positions are not written to it.
+    # A file store keeps all former values, so positions are not written to it.
     stragglers = None
     seconds = (limit or default_pg_timeout).total_seconds()
     if not launch.init_method.startswith("file:"):
@@ -378,9 +378,9 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
 def _report_slow_rank(hardware: Hardware, rank: int, message: str) -> None:
     """Report that this rank waits in a collective for too long. With gloo, end the process.
 
-    No exception can be raised in a thread that waits in gloo. As after SlowRankError, torchrun has
-    the message in its summary, and the log ends with it. NCCL's watchdog ends the process itself,
-    when it has written the record of the last collectives.
+    No exception can be raised in a thread while it waits in gloo. As after SlowRankError, torchrun
+    has the message in its summary, and the log ends with it. NCCL's watchdog ends the process
+    itself, when it has written the record of the last collectives.
     """
     message = f"{message}. {hardware.describe_record(rank)}".removesuffix(". ")
     get_error_handler().record_exception(SlowRankError(message))
@@ -392,8 +392,8 @@ def _report_slow_rank(hardware: Hardware, rank: int, message: str) -> None:
 def _number_of_restarts(environment: Mapping[str, str]) -> str:
     """Return how often torchrun's --max-restarts has started the processes again.
 
-    The store then still has what the earlier processes wrote. On several nodes the number is not
-    known: each agent counts only the restarts that it began itself.
+    The store then still has the entries of the earlier processes. On several nodes the number is
+    not known: each agent counts only the restarts begun by itself.
     """
     if environment.get("GROUP_WORLD_SIZE") != "1":
         return "0"
@@ -401,7 +401,7 @@ def _number_of_restarts(environment: Mapping[str, str]) -> str:
 
 
 def _meet(launch: Launch) -> tuple[Store, int, int]:
-    """Return the store that the ranks share, this process's rank, and the world size.
+    """Return the common store of the ranks, this process's rank, and the world size.
 
     Raises UserError if the init method is unknown or its folder does not exist.
     """

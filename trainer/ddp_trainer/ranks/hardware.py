@@ -23,8 +23,8 @@ from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks import generators
 
 # Settings of NCCL's flight recorder, each with its name, its older name, and its value: the number
-# of collectives that it remembers, that it writes them after a timeout, and the file, to which NCCL
-# appends the rank.
+# of remembered collectives, writing them after a timeout, and the file. NCCL appends the rank to
+# the name of the file.
 RECORD_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 FLIGHT_RECORDER = {
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
@@ -32,7 +32,7 @@ FLIGHT_RECORDER = {
     RECORD_FILE: f"{tempfile.gettempdir()}/nccl_trace_rank_",
 }
 
-# Instructions of a CPU that multiply bfloat16.
+# CPU instructions that multiply bfloat16.
 BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -44,7 +44,7 @@ class Hardware:
     - `pairs`: two ranks can communicate without the others.
     - `wants_equal_shapes`: batches of different sizes, over time or between ranks, should be
       avoided.
-    - `sums`: the type in which losses and counts are added up.
+    - `sums`: the type of sums of losses and counts.
     - `fused_optimizers`: one pass over each parameter instead of one per operation; None lets torch
       choose.
     """
@@ -64,7 +64,7 @@ class Hardware:
         """
 
     def describe_record(self, rank: int) -> str:
-        """Return a sentence on the record of the last collectives of a rank that timed out."""
+        """Return a sentence on the record of a rank's last collectives, after a timeout."""
         return ""
 
     def take(self, local_rank: int, each: int) -> torch.device:
@@ -93,10 +93,10 @@ class Hardware:
         return any(capabilities.get(name) for name in BF16_INSTRUCTIONS)
 
     def image_layout(self, *, bf16: bool) -> torch.memory_format:
-        """Return the memory format of images and weights in which convolutions are fastest.
+        """Return the memory format of images and weights for the fastest convolutions.
 
-        Convert weights by `model.to(memory_format=…)` before `Runtime.wrap`, never after it. DDP
-        gives gradients the order that the parameters have then. The CPU's fused optimizers go
+        Convert weights by `model.to(memory_format=…)` before `Runtime.wrap`, never after it. In
+        `wrap`, DDP gives gradients the order of the parameters. The CPU's fused optimizers go
         through parameter, gradient and momentum in memory order: if the orders differ, they compute
         wrong values without an error (seen with torch 2.13).
         """
@@ -113,7 +113,7 @@ class Hardware:
         return {"cpu": torch.get_rng_state(), **generators.read_states()}
 
     def set_random_state(self, state: dict[str, Any]) -> None:
-        """Restore what `random_state` returned. States of other kinds of hardware are ignored."""
+        """Restore the result of `random_state`. States of other kinds of hardware are ignored."""
         torch.set_rng_state(state["cpu"])
         generators.set_states(state)
 
@@ -172,7 +172,7 @@ class Cuda(Accelerator):
             # A value of the user is kept, also under the older name.
             if not any(name in os.environ for name in names):
                 os.environ[names[0]] = value
-        # Before NCCL starts, so that none of its memory is taken from GPU 0.
+        # Before NCCL starts, so none of its memory is taken from GPU 0.
         self.take(local_rank, each)
 
     def describe_record(self, rank: int) -> str:
@@ -218,9 +218,9 @@ class Neuron(Accelerator):
 class Xla(Hardware):
     """The device in PJRT_DEVICE, with torch_xla: a step is recorded, then compiled and run.
 
-    Under torchrun, and under --spawn, which sets the same variables, torch_xla gives each process
-    of a node the core of its LOCAL_RANK. Its process group carries no tensors of the CPU, so a
-    second group with gloo does.
+    torchrun and --spawn set the same variables. With them, torch_xla gives each process of a node
+    the core of its LOCAL_RANK. Its process group carries no tensors of the CPU, so a second group
+    with gloo does.
     """
 
     name = "xla"
@@ -308,7 +308,7 @@ KINDS: dict[str, type[Hardware]] = {"cpu": Hardware, "cuda": Cuda, "xla": Xla, "
 
 
 def choose(name: str) -> Hardware:
-    """Return the hardware of that name; `auto` is what this process finds.
+    """Return the hardware of this name; `auto` is what this process finds.
 
     Raises UserError if it does not exist here.
     """

@@ -1,7 +1,7 @@
 """The names of a model's parameters, without those of its wrappers by DDP and torch.compile.
 
-A checkpoint has these names, so that it can be loaded with another number of ranks, and with or
-without torch.compile.
+A checkpoint has these names, so it can be loaded with another number of ranks, and with or without
+torch.compile.
 """
 
 import copy
@@ -21,7 +21,7 @@ WRAPPED = "module."
 
 
 class OwnStateDict(nn.Module):
-    """A wrapper of `module` whose state dict is that of the module, without a prefix."""
+    """A wrapper of `module` with the state dict of the module, without a prefix."""
 
     module: nn.Module
 
@@ -38,7 +38,7 @@ def bare(part: Any) -> Any:
     The wrappers put prefixes into the keys of the state dict.
     """
     while True:
-        # A compiled module has a class of this module, whose import takes a while.
+        # A compiled module has a class in this module. Its import takes a while.
         dynamo = sys.modules.get("torch._dynamo")
         if isinstance(part, DistributedDataParallel | OwnStateDict):
             part = part.module
@@ -49,7 +49,7 @@ def bare(part: Any) -> Any:
 
 
 def bare_names(state: Any) -> Any:
-    """Return a module's state dict with the names that it has without torch.compile.
+    """Return a module's state dict with its names without torch.compile.
 
     Other states are returned unchanged.
     """
@@ -59,9 +59,9 @@ def bare_names(state: Any) -> Any:
 
 
 def compiled_names(state: Any, module: nn.Module) -> Any:
-    """Return a bare module's state dict with the names that it has in `module`.
+    """Return a bare module's state dict with the names in `module`.
 
-    Parts of `module` may be compiled. The state may be that of a model in a wrapper, as other
+    Parts of `module` may be compiled. The state may come from a model in a wrapper, as other
     programs save it.
     """
     if not isinstance(state, dict):
@@ -71,7 +71,7 @@ def compiled_names(state: Any, module: nn.Module) -> Any:
     if is_wrapped and "module" not in module._modules:
         state = _renamed(state, lambda name: name.removeprefix(WRAPPED))
 
-    # The prefix of each module within a compiled one, by the prefix that it has without.
+    # The prefix of each module within a compiled one, by its prefix without torch.compile.
     prefixes = [f"{name}." for name, _ in module.named_modules()]
     compiled = {COMPILED.sub("", prefix): prefix for prefix in prefixes if COMPILED.search(prefix)}
     if not compiled:

@@ -1,4 +1,4 @@
-"""A store for the ranks of a process group that the caller has made.
+"""A store for the ranks of the caller's process group.
 
 torch has no public call for the store of an existing group. So rank 0 serves a new one.
 """
@@ -18,15 +18,15 @@ from ddp_trainer.ranks.runtime import Runtime
 
 LOOPBACK = "127.0.0.1"
 
-# Names that other machines resolve to themselves.
+# Every machine resolves these names to itself.
 LOOPBACK_NAMES = ("localhost", LOOPBACK, "::1")
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
 
-# For what the ranks wait for later, such as the shards of a checkpoint.
+# For later waits of the ranks, such as for the shards of a checkpoint.
 ANSWER_TIMEOUT = timedelta(minutes=30)
 
-# What identifies the kernel and the network namespace of this process on Linux.
+# Identifiers of the kernel and of the network namespace of this process, on Linux.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
 
@@ -70,7 +70,7 @@ def address(environment: Mapping[str, str]) -> str:
 
 
 def place() -> str:
-    """Return what is equal in processes with the same loopback interface.
+    """Return an identifier of this process's loopback interface.
 
     Containers on one machine have the same kernel, but each has a network of its own.
     """

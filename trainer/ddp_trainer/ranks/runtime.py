@@ -1,4 +1,4 @@
-"""A process and its peers: rank, device, and the collectives that the other modules use.
+"""A process and its peers: rank, device, and the collectives for the other modules.
 
 The same calls work for a single process, under `torchrun --standalone`, and in a container. A
 single process has no process group, and every collective returns its argument.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 # This module must be imported before there is a process group. Its functions have the group at the
 # time of the import as a default argument. If DDP imports it later, these references keep the group
 # alive: `destroy_process_group` destroys nothing, gloo's threads continue, and sometimes one of
-# them aborts a process that has finished (exit code -6).
+# them aborts a finished process (exit code -6).
 import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
@@ -36,7 +36,7 @@ from ddp_trainer.ranks.stragglers import StragglerDetector
 
 T = TypeVar("T")
 
-# Bytes of a SHA-256 that fit into an int64 without its sign.
+# Bytes of a SHA-256 in an int64 without its sign.
 DIGEST_BYTES = 7
 
 
@@ -50,8 +50,8 @@ class Runtime:
     - `seconds`: the time spent on the start: import and rendezvous.
     - `at_leave`: called before the process leaves the group, with True after an exception. Peers
       may then be gone.
-    - `is_writing`: functions that return True while a checkpoint is being written. A process that
-      got a signal is not ended meanwhile.
+    - `is_writing`: each function returns True while a checkpoint is being written. Meanwhile the
+      process is not ended after a signal.
     """
 
     rank: int = 0
@@ -70,7 +70,7 @@ class Runtime:
 
     @property
     def is_main(self) -> bool:
-        """True on global rank 0, which writes checkpoints, progress and the result."""
+        """Return True on global rank 0. It writes checkpoints, progress and the result."""
         return self.rank == 0
 
     def warn(self, message: str) -> None:
@@ -83,9 +83,9 @@ class Runtime:
     def seed_rank(self, seed: int) -> None:
         """Seed the random number generators of this rank differently from those of the others.
 
-        `process_group` seeds all ranks equally, so that they make the same model. Call this
-        afterwards if the model has dropout: with equal generators, the ranks would drop the same
-        units for different samples.
+        `process_group` seeds all ranks equally, so they make the same model. Call this afterwards
+        if the model has dropout: with equal generators, the ranks would drop the same units for
+        different samples.
         """
         numbers = np.random.SeedSequence([seed, self.rank])
         self.hardware.seed(int(numbers.generate_state(1)[0]))
@@ -94,20 +94,20 @@ class Runtime:
         """Return `model` in DistributedDataParallel, or in its counterpart in a single process.
 
         Both have `module`, `no_sync` and the state dict of the model itself. `settings` are DDP's
-        own and override the defaults. Gradients live in DDP's buckets instead of being copied there
-        (`gradient_as_bucket_view`), which saves their memory once.
+        own and override the defaults. Gradients are views of DDP's buckets, and are not copied
+        there (`gradient_as_bucket_view`). This saves their memory once.
 
         **The buffers of rank 0 are the model's.** They are saved, and `broadcast_buffers` copies
         them to the other ranks before an evaluation. By default DDP also copies them before every
-        forward pass, so that all ranks train with the same ones. If BatchNorm's running statistics
-        are the only buffers, this is off, because training does not read them. No buffer is ever
-        sent to rank 0, so evaluations and checkpoints do not change the training, and a resumed run
+        forward pass, so all ranks train with the same ones. If BatchNorm's running statistics are
+        the only buffers, this is off, because training does not read them. No buffer is ever sent
+        to rank 0, so evaluations and checkpoints do not change the training, and a resumed run
         equals an uninterrupted one. As with DDP's default, running statistics see only rank 0's
         part of each batch.
 
-        If you pass `forward_sync_buffers=False` (before torch 2.13 `broadcast_buffers=False`) for a
-        model whose training changes other buffers, each rank has its own. A checkpoint has those of
-        rank 0 only, so a resumed run differs.
+        If training changes other buffers of the model, and you pass `forward_sync_buffers=False`
+        (before torch 2.13 `broadcast_buffers=False`), each rank has its own. A checkpoint has those
+        of rank 0 only, so a resumed run differs.
         """
         if self.world_size == 1:
             return SingleModel(model)
@@ -119,9 +119,9 @@ class Runtime:
         return ddp
 
     def watch(self, model: nn.Module) -> None:
-        """Note the passes of a model in training, so that a timeout can name the slow rank.
+        """Note the passes of a model in training, to name the slow rank after a timeout.
 
-        `wrap` does this too. Call it for a model that is not wrapped, such as one of FSDP2.
+        `wrap` does this too. Call it for a model without `wrap`, such as one of FSDP2.
         """
         stragglers = self.stragglers
         if stragglers:
@@ -150,11 +150,11 @@ class Runtime:
         rank calls it.
 
         DDP first puts the gradients into buckets in the order of the parameters. After the first
-        backward pass it orders them by the time at which they became ready. The order of summation
-        in an all-reduce depends on the position in a bucket. So the first step of a process is
-        rounded differently from all later ones, and a resumed run would differ from an unbroken one
-        at its first step (by 4e-9 with four ranks). Here the first passes are discarded, so every
-        real step uses the final buckets.
+        backward pass it puts them in the order of their completion. The order of summation in an
+        all-reduce depends on the position in a bucket. So the first step of a process is rounded
+        differently from all later ones, and a resumed run would differ from an unbroken one at its
+        first step (by 4e-9 with four ranks). Here the first passes are discarded, so every real
+        step uses the final buckets.
 
         Buffers (BatchNorm's statistics) and random number generators are restored.
         """
@@ -225,7 +225,7 @@ class Runtime:
         return box[0]  # type: ignore[no-any-return]
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Copy a tensor of rank 0, which is on the CPU, into that of every rank.
+        """Copy rank 0's tensor on the CPU into the tensor of every rank.
 
         Every rank calls it.
         """
@@ -240,7 +240,7 @@ class Runtime:
     def run_on_all(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank. If one rank raises an exception, every rank raises one.
 
-        For example, a folder that is missing on one node ends the job everywhere with its message.
+        For example, a folder missing on one node ends the job everywhere with its message.
         Otherwise the other ranks would wait in their next collective. A UserError reaches all ranks
         as it is. Any other exception is a RetryableError on the other ranks.
         """
@@ -259,7 +259,7 @@ class Runtime:
         return [result for result, _ in found]  # type: ignore[misc]
 
     def _raise_first(self, failures: list[UserError | None], own: Exception | None) -> None:
-        """Raise the error of this rank that is no UserError, or else the first failure of all."""
+        """Raise `own`, an error other than UserError on this rank, or else the first failure."""
         if own:
             raise own
         for rank, found in enumerate(failures):
@@ -292,7 +292,7 @@ class Runtime:
     def node_by_node(self, action: Callable[[], T]) -> T:
         """Run `action` like `run_on_all`, but first on one process of each node.
 
-        That process fills a cache, which the others then find.
+        It fills a cache for the others.
         """
         is_first = self.local_rank == 0
         first = self.run_on_all(lambda: action() if is_first else None)
@@ -311,7 +311,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, UserError | None, Excep
 
 
 def _as_user_error(error: Exception) -> UserError:
-    """Return what the other ranks raise for an exception that is not meant for users."""
+    """Return the other ranks' error for an exception not meant for users."""
     return RetryableError(f"{type(error).__name__}: {error}")
 
 

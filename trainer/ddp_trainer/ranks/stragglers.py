@@ -1,9 +1,9 @@
-"""Finds the rank that the others wait for.
+"""Search for the slow rank after a timeout.
 
-If a rank is slow, its peers wait in an all-reduce and finally raise a timeout that names no rank.
-The slow rank itself raises nothing until its peers are gone. So every rank writes its position into
-the rendezvous store, at least once per second. A rank that timed out reads there which rank it
-waited for:
+If a rank is slow, its peers wait in an all-reduce and finally raise a timeout. The error does not
+name the slow rank, and the slow rank itself raises nothing until its peers are gone. So every rank
+writes its position into the rendezvous store, at least once per second. After a timeout, a rank
+reads all positions and finds the slow rank:
 
     rank 0   forward │ backward ....... waits ....... timeout: "rank 2 is slow or stuck"
     rank 1   forward │ backward ....... waits ...................... lost its peer
@@ -12,8 +12,8 @@ waited for:
                 ▼          ▼    by a thread: step, number of passes, time, number of writes
     store    {0: (8, 2, …), 1: (8, 2, …), 2: (8, 1, …)}
 
-A rank that is frozen writes nothing at all, so its number of writes does not grow. Under torchrun
-the store lives in the agent of node 0, which outlives the workers.
+A frozen rank writes nothing at all, so its number of writes does not grow. Under torchrun the store
+is in the agent of node 0, and outlives the workers.
 """
 
 import json
@@ -44,16 +44,16 @@ SILENCE = 3.0
 
 READ_TIMEOUT = timedelta(seconds=5)
 
-# Seconds. If the store's host is frozen, even a read that has a timeout does not return.
+# Seconds. If the store's host is frozen, even a read with a timeout does not return.
 ANSWER_TIMEOUT = 6.0
 
-# Seconds after the timeout in which gloo may raise its own error.
+# Seconds left to gloo after the timeout, to raise its own error.
 MARGIN = 1.0
 
-# Steps of which the times are remembered.
+# Number of remembered times of backward passes.
 STEPS_REMEMBERED = 20
 
-# Largest number of ranks that are listed in addition to the slowest one.
+# Largest number of ranks listed in addition to the slowest one.
 MAX_LISTED = 8
 
 STORE_SILENT = (
@@ -66,9 +66,9 @@ STORE_SILENT = (
 class Position:
     """The last known place of a rank: since `time`, in a forward or backward pass of `step`.
 
-    `passes` counts the passes of the step that began: a forward and a backward pass, or several of
-    each if gradients are accumulated. `time` is unix time by the rank's own clock. `beats` counts
-    the writes of its process. If it does not grow, the process does not run.
+    `passes` counts the passes begun in the step: a forward and a backward pass, or several of each
+    if gradients are accumulated. `time` is unix time by the rank's own clock. `beats` counts the
+    writes of its process. If it does not grow, the process does not run.
     """
 
     step: int
@@ -79,7 +79,7 @@ class Position:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Return a value that grows as the rank proceeds."""
+        """Return the step and the pass, to compare the progress of two ranks."""
         return self.step, self.passes
 
     @property
@@ -91,14 +91,14 @@ class Position:
 class StragglerDetector:
     """Writes the position of this rank, and reads those of all ranks after a timeout.
 
-    Noting a position does not block, because a thread writes it. `timeout` is the time in seconds
-    that the ranks wait for each other. Shortly before its end, the thread also reads the positions
-    of the other ranks. After the timeout this would be too late: ranks that waited have ended too,
-    and look like a frozen rank.
+    Noting a position does not block, because a thread writes it. `timeout` is the longest wait for
+    other ranks, in seconds. Shortly before its end, the thread also reads the positions of the
+    other ranks. After the timeout this would be too late: the waiting ranks have ended too, and
+    look like a frozen rank.
 
     With more than two ranks, gloo's own timeout begins anew with each message of a ring, and may
     come much later. So the thread also calls `on_stuck` with a sentence, once, if this rank waits
-    longer in a backward pass for a rank that makes no progress.
+    longer in a backward pass for a rank without progress.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class StragglerDetector:
         self._rank = rank
         self._timeout = timeout
         self._on_stuck = on_stuck
-        # Seconds of the last backward passes. The shortest is about the time in which this rank
-        # computes without waiting for others.
+        # Seconds of the last backward passes. The shortest is about this rank's own computation,
+        # without waiting for others.
         self._backward_seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._keys = [str(other) for other in range(world_size)]
         self._step = 0
@@ -129,7 +129,7 @@ class StragglerDetector:
         self._writer.start()
 
     def finished(self, step: int) -> None:
-        """Note that this rank has taken the optimizer step `step`."""
+        """Note the end of the optimizer step `step` on this rank."""
         self._note_backward_seconds()
         self._step = step
 
@@ -139,15 +139,15 @@ class StragglerDetector:
         self._begin_pass()
 
     def backward(self) -> None:
-        """Note the end of that forward pass. The backward pass follows."""
+        """Note the end of the forward pass. The backward pass follows."""
         self._begin_pass()
 
     def forget_passes(self) -> None:
-        """Forget the passes that were noted since the last finished step: they were no step."""
+        """Forget the passes since the last finished step: they were not part of a step."""
         self._move(self._step, 0)
 
     def _note_backward_seconds(self) -> None:
-        """Remember how long the backward pass took that ends now, if one does."""
+        """Remember the duration of the backward pass, if one ends now."""
         if self._is_in_step() and self._position.in_backward:
             self._backward_seconds.append(max(0.0, time.time() - self._position.time))
 
@@ -163,7 +163,7 @@ class StragglerDetector:
         self._position = Position(step, passes, time.time(), self._position.node)
 
     def close(self) -> None:
-        """Stop writing. A thread that uses the store while Python ends would abort the process."""
+        """Stop writing. A thread using the store at the end of Python would abort the process."""
         self._closed.set()
         self._writer.join(1.0)
 
@@ -186,7 +186,7 @@ class StragglerDetector:
                     entry = json.dumps(asdict(replace(position, beats=beats)))
                     self._store.set(str(self._rank), entry)
                 except RuntimeError:
-                    # The store's host is gone, and with it everything that could read this.
+                    # The store's host is gone, so no other rank can read this.
                     return
                 written = position
                 near_timeout = self._timeout - 2 * self._silence
@@ -198,13 +198,13 @@ class StragglerDetector:
 
     def _take_reading(self) -> None:
         with suppress(RuntimeError, ValueError):
-            # Without this check, reading would wait for ranks that have not written yet.
+            # Without this check, reading would wait for the first write of every rank.
             if self._store.check(self._keys):
                 positions = self._read()
                 self._readings.append((time.monotonic(), positions))
 
     def _end_if_stuck(self, waited: float) -> None:
-        """Call `on_stuck` if this rank has waited too long for a rank that makes no progress."""
+        """Call `on_stuck` if this rank has waited too long for a rank without progress."""
         if not self._on_stuck or not self._backward_seconds:
             return
         # Between two steps, such as in an evaluation, a rank may need long without its peers.
@@ -221,7 +221,7 @@ class StragglerDetector:
         slow = min(now, key=lambda rank: now[rank].progress)
         is_ahead = self._position.progress == max(entry.progress for entry in now.values())
         has_stopped = now[slow].progress == before[slow].progress
-        # Under Join, ranks that have finished wait long for others, which make progress.
+        # Under Join, finished ranks wait long for others, and these make progress.
         is_old = time.time() - now[slow].time >= self._timeout
         message = self._find()
         if is_ahead and has_stopped and is_old and message:
@@ -229,7 +229,7 @@ class StragglerDetector:
             on_stuck(message)
 
     def describe_slow_rank(self) -> str | None:
-        """Return a sentence on the rank that the others wait for, after a timeout.
+        """Return a sentence on the slow rank, after a timeout.
 
         Return None if no rank differs from the others.
         """
@@ -256,7 +256,7 @@ class StragglerDetector:
         return describe_slowest(positions, time.time(), self._timeout)
 
     def _earlier_reading(self) -> tuple[float, dict[int, Position]] | None:
-        """Return the newest reading that is old enough to show silence, with its age in seconds."""
+        """Return the newest reading old enough to show silence, with its age in seconds."""
         now = time.monotonic()
         for taken, positions in reversed(list(self._readings)):
             age = now - taken
@@ -271,10 +271,9 @@ class StragglerDetector:
 
 
 def describe_slowest(positions: Mapping[int, Position], now: float, timeout: float) -> str | None:
-    """Return a sentence on the rank that is furthest behind, or None if all are equally far.
+    """Return a sentence on the rank furthest behind, or None if all are equally far.
 
-    Of several such ranks, the one that was not heard of for longest comes first. `now` is unix
-    time.
+    Of several such ranks, the one with the oldest position comes first. `now` is unix time.
     """
 
     def order(rank: int) -> tuple[tuple[int, int], float]:
@@ -305,10 +304,11 @@ def describe_slowest(positions: Mapping[int, Position], now: float, timeout: flo
 def describe_frozen(
     before: Mapping[int, Position], after: Mapping[int, Position], seconds: float
 ) -> str | None:
-    """Return a sentence on the ranks furthest behind that wrote nothing between two readings.
+    """Return a sentence on the frozen ranks: furthest behind, without a write between two readings.
 
-    `seconds` is the time between the readings. Return None if no such rank, or all of them, wrote
-    nothing. Times are not compared, because the clocks of two nodes may differ.
+    `seconds` is the time between the readings. Return None if none of the ranks furthest behind is
+    frozen, or if all of them are. Times are not compared, because the clocks of two nodes may
+    differ.
     """
     least = min(position.progress for position in after.values())
     behind = [rank for rank, position in after.items() if position.progress == least]

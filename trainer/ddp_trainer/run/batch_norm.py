@@ -18,10 +18,10 @@ from ddp_trainer.ranks.runtime import Runtime
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks whose samples a BatchNorm sees.
+    """The ranks of a BatchNorm: it sees the samples of all of them.
 
     A copy of the model in this process has the same ranks. A process group cannot be written to a
-    file, so a model that is read from one has this process alone until `synchronise` is called.
+    file, so a model read from one has this process alone until `synchronise` is called.
     """
 
     runtime: Runtime = field(default_factory=Runtime)
@@ -40,7 +40,7 @@ class SynchronisedBatchNorm(_BatchNorm):
 
     The counts, means and sums of squared deviations of the ranks are combined by the formula of
     Chan, Golub and LeVeque (Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances, 1979), which does not subtract large numbers. A rank may have no samples. The cost is
+    Variances, 1979). It does not subtract large numbers. A rank may have no samples. The cost is
     one all-reduce in the forward pass and one in the backward pass.
     """
 
@@ -101,7 +101,7 @@ class SynchronisedBatchNorm(_BatchNorm):
         if values:
             variance, mean = torch.var_mean(input, others, correction=0)
         else:
-            # These zeros depend on the input, so that this rank joins the backward all-reduce.
+            # These zeros depend on the input, so this rank joins the backward all-reduce.
             mean = input.sum(others)
             variance = mean
         return torch.cat([mean, variance * values, mean.new_tensor([values])])
@@ -109,7 +109,7 @@ class SynchronisedBatchNorm(_BatchNorm):
     def _place_in_rows(self, local: Tensor) -> Tensor:
         """Return zeros of shape (world size, len(local)) with `local` in this rank's row.
 
-        The rank is a tensor, so that on XLA all ranks record the same graph.
+        The rank is a tensor, so all ranks record the same graph on XLA.
         """
         rank = torch.tensor([self.runtime.rank], device=local.device)
         rows = local.new_zeros(self.runtime.world_size, len(local))
@@ -166,7 +166,7 @@ def synchronise(model: nn.Module, runtime: Runtime) -> None:
 def batch_norm_for_empty_shard(model: nn.Module, shard: Shard) -> Iterator[None]:
     """Let a model with BatchNorm run forward and backward on a shard without samples.
 
-    A rank without samples runs the model on an empty tensor, so that it joins the all-reduce with
+    A rank without samples runs the model on an empty tensor, so it joins the all-reduce with
     gradients of zero. Training on no samples would turn BatchNorm's running statistics into NaN, so
     inside this block BatchNorm normalises by them instead. A shard of one sample cannot be
     normalised at all: `at_least=2` of the sampler avoids it.

@@ -1,4 +1,4 @@
-"""Evaluation on all ranks: any figure that is a function of sums, with each sample counted once."""
+"""Evaluation on all ranks: any function of sums, with each sample counted once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ Batch = TypeVar("Batch")
 # Sums over the samples of a batch, by name.
 Sums = Mapping[str, Tensor | float]
 
-# A label that F.cross_entropy leaves out.
+# The label left out by F.cross_entropy.
 IGNORED = -100
 
 
@@ -42,15 +42,15 @@ def evaluate(
     - `model`: the bare model, without its DDP wrapper. Its buffers are those of rank 0.
     - `batches`: this rank's own, such as the shards of `evaluation_shards`. With `vote`, all ranks
       must have equally many.
-    - `sums_of`: makes the sums of a batch, such as that of the losses and the number of tokens. It
-      runs without gradients and with the model in evaluation mode. It may return nothing for an
+    - `sums_of`: makes the sums of a batch, such as the sum of the losses and the number of tokens.
+      It runs without gradients and with the model in evaluation mode. It may return nothing for an
       empty batch.
-    - `runtime`, or `progress`, whose heartbeat then goes on. One of them is required.
+    - `runtime`, or `progress`. One of them is required. The heartbeat of `progress` goes on.
     - `vote`: lets the ranks stop in the middle. The result is then empty, and `vote.agreed` is set:
       a test set may take longer than a node's grace period.
 
-    Only sums are exchanged, in float64 where the device has it. So a figure that is a function of
-    sums, such as a mean, does not depend on the number of ranks.
+    Only sums are exchanged, in float64 where the device has it. So a function of sums, such as a
+    mean, does not depend on the number of ranks.
     """
     runtime = _runtime_of(runtime or progress)
     hardware = runtime.hardware
@@ -105,7 +105,7 @@ def evaluation_shards(
 ) -> GlobalBatchSampler:
     """Return the shards of one pass over `samples`, in their order. `batch_size` is global.
 
-    `runtime`, or the `progress` that has it, is required.
+    `runtime`, or a `progress` with it, is required.
     """
     runtime = _runtime_of(runtime or progress)
     return GlobalBatchSampler(
@@ -127,7 +127,7 @@ def _runtime_of(given: Runtime | Progress | None) -> Runtime:
 def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
     """Return the sums of a classifier's losses and correct answers, and the number of samples.
 
-    `logits` has shape (k, classes) and `labels` (k,). Labels that are IGNORED do not count.
+    `logits` has shape (k, classes) and `labels` (k,). IGNORED labels do not count.
     """
     return {
         "loss": F.cross_entropy(logits, labels, reduction="sum"),

@@ -7,16 +7,16 @@ Only rank 1 gets a signal here. The next vote is after step 12:
                  ▲                 the highest signal of all ranks
                  SIGTERM: noted by a handler, and written to the wake-up descriptor
 
-A thread, the watchdog, reads that descriptor. If no vote follows within GRACE seconds, the peers
-are gone and this rank waits in a collective, where no Python runs. Then the watchdog ends it:
+A thread, the watchdog, reads the descriptor. If no vote follows within GRACE seconds, the peers are
+gone and this rank waits in a collective, without running Python. Then the watchdog ends it:
 
     rank 1   step 11 │ step 12 (waits for rank 0) ............ exit code 143, no checkpoint
                  ▲ SIGTERM                        └ GRACE seconds later
 
-Both ends have exit code 128 + signal, which launchers expect of a process that they have told to
-end. The message tells them apart.
+Both ends have exit code 128 + signal. Launchers expect this code after their signal. The message
+tells the two ends apart.
 
-Processes that this one forks, such as the workers of a DataLoader, take no part in this.
+Forked processes, such as the workers of a DataLoader, take no part in this.
 """
 
 import os
@@ -44,11 +44,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SECONDS_BETWEEN_VOTES = 0.5
 STEPS_BETWEEN_VOTES = 64
 
-# Seconds from a signal to the end of a process that makes no step. torchrun kills its workers 30 s
-# after it passed the signal on, and a checkpoint must fit in between.
+# Seconds from a signal to the end of a process that makes no further step. torchrun kills its
+# workers 30 s after it passed the signal on, and a checkpoint must fit in between.
 GRACE = 20.0
 
-# Seconds between two looks at a checkpoint that is being written.
+# Seconds between two looks at an unfinished checkpoint.
 LOOK_INTERVAL = 0.1
 
 
@@ -64,16 +64,16 @@ class StopVote:
     - `progress`: reports the checkpoint and the end of the run.
     - `grace`: see below, in seconds.
 
-    A node may get SIGTERM while its peers do not, for example if it is drained. A rank that simply
-    left would lose the others' last steps. So the ranks vote at step boundaries. An all-reduce in
-    each step would cost a small model a tenth of its speed. So they vote about every half second,
-    at steps that all ranks know: with each vote rank 0 announces, from its own speed, the number of
-    steps until the next one.
+    A node may get SIGTERM while its peers do not, for example if it is drained. If its ranks simply
+    left, the last steps of the others would be lost. So the ranks vote at step boundaries. An
+    all-reduce in each step would cost a small model a tenth of its speed. So they vote about every
+    half second, at steps known to all ranks: with each vote rank 0 announces, from its own speed,
+    the number of steps until the next one.
 
     From the first signal on, a watchdog ends the process with 128 + signal unless a vote takes
-    place within `grace` seconds, or a checkpoint is being written. A rank that waits for peers that
-    are gone runs no Python, and would wait until the collective's own timeout. Further signals
-    change nothing: torchrun and terminals send several.
+    place within `grace` seconds, or a checkpoint is being written. A rank in a collective with lost
+    peers runs no Python, and would wait until the collective's own timeout. Further signals change
+    nothing: torchrun and terminals send several.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StopVote:
         self._grace = grace
         self._received: signal.Signals | None = None
         self._voted = threading.Event()
-        # The signal that the last vote agreed on.
+        # The signal agreed on in the last vote.
         self.agreed: signal.Signals | None = None
         self.vote_at_next_step()
         self._listen()
@@ -98,8 +98,8 @@ class StopVote:
     def after_step(self, step: int) -> None:
         """Vote after a training step. If the ranks agree to stop, save a checkpoint and leave.
 
-        Every rank calls it after each step. A step that is saved already is not saved again. Raises
-        Interrupted when the checkpoint is written.
+        Every rank calls it after each step. If the step is saved already, it is not saved again.
+        Raises Interrupted when the checkpoint is written.
         """
         if self._runtime.stragglers:
             self._runtime.stragglers.finished(step)
@@ -110,7 +110,7 @@ class StopVote:
         """Save a checkpoint if the step has none, wait until it is written, and raise Interrupted.
 
         Every rank calls it when the ranks have agreed to stop. `after_step` does so. Call it
-        yourself after an evaluation that ended early: `if stop.agreed: stop.leave(step)`.
+        yourself if an evaluation ended early: `if stop.agreed: stop.leave(step)`.
         """
         assert self.agreed is not None
         path = self._save(step)
@@ -151,7 +151,7 @@ class StopVote:
         self._last_vote = time.monotonic()
 
     def at_step_boundary(self) -> signal.Signals | None:
-        """Return the signal for which all ranks agree to stop, or None.
+        """Return the signal if all ranks agree to stop, else None.
 
         Every rank calls it, equally often.
         """
@@ -184,8 +184,9 @@ class StopVote:
         return max(1, min(STEPS_BETWEEN_VOTES, steps))
 
     def _listen(self) -> None:
-        # Python's handlers run only when the main thread returns from the call in which it waits.
-        # The wake-up descriptor is written by the handler in C at once, and the watchdog reads it.
+        # Python's handlers run only after the main thread has returned from a call, such as a
+        # collective. The handler in C writes to the wake-up descriptor at once, and the watchdog
+        # reads it.
         receiver, sender = socket.socketpair()
         # It stays open after the watchdog has ended. DataLoader's SIGCHLD is written to it too.
         self._receiver = receiver
@@ -222,13 +223,13 @@ class StopVote:
         os._exit(128 + number)
 
 
-# The signal mask of the thread that forks.
+# The signal mask of the forking thread.
 _before_fork = threading.local()
 
 
 @cache
 def _exclude_child_processes() -> None:
-    """Register the fork hooks, which last as long as the process, once."""
+    """Register the fork hooks once. They last as long as the process."""
     os.register_at_fork(
         before=_block_signals,
         after_in_parent=_restore_mask,
@@ -249,9 +250,10 @@ def _restore_mask() -> None:
 
 
 def _reset_child() -> None:
-    """Reset the signals of a forked child, such as a worker of DataLoader, which does not vote.
+    """Reset the signals of a forked child, such as a worker of DataLoader. It does not vote.
 
-    SIGTERM ends it. Ctrl-C reaches the parent too, which decides.
+    SIGTERM ends it. It ignores Ctrl-C, because Ctrl-C reaches the parent too, and the parent
+    decides.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

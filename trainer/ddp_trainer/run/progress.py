@@ -45,7 +45,7 @@ PHASES = (
     "checkpoint",
 )
 
-# Phases that do not count as training when the speed is computed.
+# Phases not counted as training when the speed is computed.
 NOT_TRAINING = ("evaluate", "checkpoint")
 
 
@@ -53,8 +53,8 @@ def peak_memory_mib() -> float:
     """Return the highest resident memory of this process in MiB.
 
     Linux gives it as VmHWM in /proc/self/status, see proc(5). `ru_maxrss` of getrusage(2) is the
-    second choice: Linux keeps it over exec, so a process that was forked from a larger one reports
-    the memory of that one.
+    second choice: Linux keeps it over exec, so the fork of a larger process reports the memory of
+    the larger one.
     """
     if STATUS.is_file():
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
@@ -106,7 +106,7 @@ class Progress:
         self._board: EventFile | None = None
         self._heartbeat = Heartbeat.from_environment(runtime, environment)
         self._checkpoints: Checkpoints | None = None
-        # The thread that writes a checkpoint reports it.
+        # A checkpoint is reported by the thread that writes it.
         self._printing = threading.Lock()
         self._warned_of_divergence = False
         self._step = 0
@@ -210,8 +210,8 @@ class Progress:
     ) -> Path | None:
         """Save a checkpoint, and report it when it is written. Every rank calls it.
 
-        A thread writes it. `end` waits for the last one. A step that is saved already is not saved
-        again. See `Checkpoints.save_once`.
+        A thread writes it. `end` waits for the last one. If the step is saved already, it is not
+        saved again. See `Checkpoints.save_once`.
         """
         self._checkpoints = checkpoints
         with self.timed("checkpoint"):
@@ -237,10 +237,9 @@ class Progress:
     def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success, when the last checkpoint is written. Every rank calls it.
 
-        It prints the last event, and writes the result file.
-        The result file is written in place. In a container it may be a bind mount, which cannot be
-        replaced, of at most 4,096 bytes. Raises UserError if it cannot be written; the event then
-        has the result.
+        It prints the last event, and writes the result file in place. In a container this file may
+        be a bind mount of at most 4,096 bytes, and cannot be replaced. Raises UserError if it
+        cannot be written; the event then has the result.
         """
         self.wait_for_checkpoint()
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}

@@ -28,7 +28,7 @@ DEVIATION = (0.2470, 0.2435, 0.2616)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that belong together. Flags can change the first three one by one."""
+    """The settings of a training. Flags can change the first three one by one."""
 
     epochs: int
     # Per process.
@@ -37,7 +37,7 @@ class Recipe:
     weight_decay: float
     nesterov: bool
     schedule: Callable[[float], float]
-    # Pixels by which a training image is moved at most.
+    # Largest shift of a training image, in pixels.
     shift: int
     zero_init_residual: bool
     precision: str

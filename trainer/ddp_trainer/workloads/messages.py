@@ -35,10 +35,10 @@ OPERATIONS: dict[str, tuple[dist.ReduceOp.RedOpType, Callable[[list[int]], int]]
     "MIN": (dist.ReduceOp.MIN, min),
 }
 
-# Messages of each size that are sent before the timed ones.
+# Messages of each size sent before the timed ones.
 WARM_UP = 3
 
-# Bytes of the smallest message that is timed.
+# Bytes of the smallest timed message.
 SMALLEST = 1024
 
 
@@ -163,7 +163,7 @@ def reductions(runtime: Runtime) -> Iterator[Check]:
 def subgroup(runtime: Runtime) -> Iterator[Check]:
     """Run all_reduce in a group of the even ranks: [0, 2] of four."""
     members = list(range(0, runtime.world_size, 2))
-    # Every rank has to call new_group, also the ranks that are not members.
+    # Every rank has to call new_group, also a rank outside the group.
     group = dist.new_group(members)
     mine = _mine(runtime)
     expected = _mine(runtime)

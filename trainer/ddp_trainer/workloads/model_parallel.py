@@ -19,7 +19,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
-from ddp_trainer.workloads.shared.pipeline import Accelerators, Devices, Pipeline, StandIns, drawing
+from ddp_trainer.workloads.shared.pipeline import Devices, Pipeline, drawing
 from ddp_trainer.workloads.toy import SAMPLES, regression_data
 
 # Devices per process. Rank r of a node has the devices 2 r and 2 r + 1.
@@ -48,8 +48,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     global_batch = options.batch_size * runtime.world_size
     inputs, targets = regression_data()
 
-    # A CPU has no second device, so stand-ins check that each tensor was moved.
-    devices: Devices = StandIns() if runtime.device.type == "cpu" else Accelerators(runtime.device)
+    devices = Devices(runtime.device)
     with progress.timed("setup"):
         difference = difference_to_unpipelined(options, devices, inputs[: options.batch_size])
         model = Pipeline(stages(), devices, options.micro_batches)
@@ -65,17 +64,16 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     while step < options.steps:
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
-            with devices.watched():
-                # The outputs are on the last device, so the targets have to be moved there.
-                with progress.timed("forward"):
-                    outputs = ddp(inputs[chosen])
-                    wanted = devices.move(targets[chosen], last_device)
-                    loss_sum = F.mse_loss(outputs, wanted, reduction="sum") / wanted.shape[1]
+            # The outputs are on the last device, so the targets have to be moved there.
+            with progress.timed("forward"):
+                outputs = ddp(inputs[chosen])
+                wanted = devices.move(targets[chosen], last_device)
+                loss_sum = F.mse_loss(outputs, wanted, reduction="sum") / wanted.shape[1]
 
-                # The factor turns DDP's mean over the ranks into the mean over the samples.
-                with progress.timed("backward"):
-                    factor = runtime.world_size / shard.batch_size
-                    (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
+            # The factor turns DDP's mean over the ranks into the mean over the samples.
+            with progress.timed("backward"):
+                factor = runtime.world_size / shard.batch_size
+                (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
             with progress.timed("optimizer"):
                 runtime.step(optimizer)
             step += 1
@@ -89,7 +87,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
             if step == options.steps:
                 break
 
-    with devices.watched(), torch.no_grad():
+    with torch.no_grad():
         loss = F.mse_loss(model(inputs), devices.move(targets, last_device))
     progress.end(step, {"loss": float(loss), "gradient_difference": difference})
 
@@ -147,8 +145,7 @@ def pipeline_gradients(micro_batches: int, devices: Devices, inputs: Tensor) -> 
     # Forking restores the random state, so every model begins with the same weights.
     with torch.random.fork_rng(devices=[]):
         model = Pipeline(stages(), devices, micro_batches)
-    with devices.watched():
-        model(inputs).square().mean().backward()
+    model(inputs).square().mean().backward()
 
     gradients = []
     for parameter in model.parameters():

@@ -40,7 +40,7 @@ def train(options: SkewedOptions, runtime: Runtime) -> None:
 
 
 def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
-    """Train with ranks that sleep in every step, and report how long each waited for the others.
+    """Let the ranks sleep in every step, and report how long each waited for the others.
 
     Rank r sleeps r / (n - 1) of `options.skew` seconds before the step's all-reduce.
     """
@@ -83,8 +83,8 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     """Train with one to three times `options.steps` batches per rank, inside DDP's Join.
 
     Without Join, the rank with the most batches would wait forever in its next all-reduce. With
-    Join, ranks that have finished still join the sums of the others. The other workloads do not
-    need it, because their sampler splits every batch over the ranks.
+    Join, finished ranks still join the sums of the others. The other workloads do not need it,
+    because their sampler splits every batch over the ranks.
 
     Raises UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """
@@ -111,7 +111,7 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
             runtime.step(optimizer)
             progress.beat(step)
 
-        # A rank that has finished must not be reported as the one that the others wait for.
+        # A finished rank must not be reported as the slow one.
         progress.beat(most_batches)
         if runtime.stragglers:
             runtime.stragglers.forget_passes()

@@ -1,6 +1,6 @@
 """The toy of PyTorch's DDP tutorial: Linear 10-10-5 on random numbers.
 
-It shows within a second that a launch works.
+It tests a launch within a second.
 `train` is a complete loop with checkpoints and signals. Copy it to begin a workload of your own.
 
 python -m ddp_trainer toy
@@ -77,7 +77,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         step = checkpoints.restore()
         progress.beat(step)
 
-        # The rate of this command line replaces the one that the checkpoint contains.
+        # The rate of this command line replaces the one in the checkpoint.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
     report_start(options, progress, parameter_count(model), sampler.batch_size, step)
@@ -89,7 +89,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             with progress.timed("forward"):
                 loss_sum = sample_losses(ddp, inputs, targets, shard).sum()
 
-            # DDP averages the gradients over the ranks. The factor turns that into the mean over
+            # DDP averages the gradients over the ranks. The factor turns this into the mean over
             # the samples of the batch, also if the ranks have different numbers of samples.
             with progress.timed("backward"):
                 factor = runtime.world_size / shard.batch_size
@@ -126,7 +126,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
 
 
 def return_freed_gradients() -> None:
-    """Return the memory of freed gradients to Linux, so that the peak memory can be compared.
+    """Return the memory of freed gradients to Linux, to make the peak memory comparable.
 
     If the process kept freed memory, its peak would depend on the timing of its threads. Equal
     runs would then differ by as much as the bucket view saves.
@@ -174,7 +174,7 @@ def report_start(
 def sample_losses(module: nn.Module, inputs: Tensor, targets: Tensor, shard: Shard) -> Tensor:
     """Return the squared error of each sample of a shard, shape (k,).
 
-    Samples that only repeat others to make the shares equal have a loss of 0.
+    Repeated samples, added only to make the shares equal, have a loss of 0.
     """
     chosen = torch.from_numpy(shard.indices).to(inputs.device)
     real = torch.from_numpy(shard.real).to(inputs.device)

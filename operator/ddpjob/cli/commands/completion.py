@@ -1,4 +1,4 @@
-"""`ddpjob completion`: the script of a shell, or the program that kubectl runs."""
+"""`ddpjob completion`: the script for a shell, or the program for kubectl."""
 
 from importlib.resources import files
 from typing import Annotated

@@ -88,7 +88,7 @@ def summary(conversion: Conversion) -> str:
 
 
 def as_yaml(document: dict[str, Any]) -> str:
-    """Return a document as YAML, in which texts of several lines stay readable."""
+    """Return a document as YAML, with texts of several lines as readable blocks."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 

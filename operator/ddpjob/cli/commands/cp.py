@@ -33,7 +33,7 @@ LARGE = 8 * 2**20
 NO_TAR, NO_FILE = 90, 91
 
 # The arguments are the options of tar, the folder and the name of the file, and both together. A
-# folder is sent as `.`. A link that the user names is followed.
+# folder is sent as `.`. A link named by the user is followed.
 SCRIPT = f"""
 export LC_ALL=C
 command -v tar > /dev/null || exit {NO_TAR}
@@ -42,13 +42,13 @@ if [ -d "$3" ]; then exec tar "$0" - -C "$3" .; fi
 exec tar "h$0" - -C "$1" "./$2"
 """
 
-# How kubectl reports an exit code, after what the command has reported.
+# The start of kubectl's report of an exit code, after the output of the command.
 KUBECTL_ENDS = "command terminated with exit code"
 
-# Seconds for a program that has sent too little to end and to report why.
+# After an incomplete archive: seconds for the sender to end and to report the cause.
 LAST_SECONDS = 5.0
 
-# What GNU tar reports, with exit code 1, of files that a rank has written to meanwhile.
+# Reports of GNU tar, with exit code 1, for files changed by a rank during the copy.
 CHANGED = re.compile(
     r"tar: .*: (file changed as we read it|File .* before we read it|.* padding.*)"
 )
@@ -68,7 +68,7 @@ class Source(NamedTuple):
         return "" if name in (".", "..") else name
 
     def script(self, options: str) -> list[str]:
-        """Return the command that sends the archive."""
+        """Return the command to send the archive."""
         whole = self.path if self.path.startswith("/") else f"./{self.path}"
         folder, name = posixpath.split(whole)
         return ["/bin/sh", "-c", SCRIPT, options, folder, name, whole]
@@ -142,7 +142,7 @@ class CannotCopy(Exception):
 
 
 def copy(program: Sequence[str], source: Source, final: Path) -> int:
-    """Copy what a program sends, print its size, and return the exit code."""
+    """Copy the archive from a program, print its size, and return the exit code."""
     try:
         with shown_progress() as progress:
             copied, notes = fetch(program, source, final, progress)
@@ -161,12 +161,12 @@ def copy(program: Sequence[str], source: Source, final: Path) -> int:
 def fetch(
     program: Sequence[str], source: Source, final: Path, progress: Progress
 ) -> tuple[Unpacker, list[str]]:
-    """Write what a program sends to a path, as a whole or not at all. Raises CannotCopy.
+    """Write the archive from a program to a path, completely or not at all. Raises CannotCopy.
 
-    Return what was copied, and what the program reports of it.
+    Return the unpacked archive and the program's reports.
     """
     try:
-        # In the same folder, so that the copy can be renamed. Only this user may enter it.
+        # A folder beside the copy's final place allows a rename. Only this user may enter it.
         with tempfile.TemporaryDirectory(prefix=".ddpjob-cp-", dir=final.parent) as folder:
             place = Path(folder, "copy")
             copied = Unpacker(place, *_shown_on(progress))
@@ -180,7 +180,7 @@ def fetch(
 
 
 def _receive(program: Sequence[str], source: Source, copied: Unpacker) -> list[str]:
-    """Unpack what a program sends, and return what it reports. Raises CannotCopy or OSError."""
+    """Unpack the archive from a program, and return its reports. Raises CannotCopy or OSError."""
     problem = ""
     with tempfile.TemporaryFile() as errors:
         with _running(program, errors) as sender:
@@ -189,7 +189,7 @@ def _receive(program: Sequence[str], source: Source, copied: Unpacker) -> list[s
                 copied.unpack(sender.stdout)
             except Ended as error:
                 problem = str(error)
-                # Then the program has mostly ended, and has reported why.
+                # In most cases the program has ended by now, and has reported the cause.
                 with suppress(subprocess.TimeoutExpired):
                     sender.wait(LAST_SECONDS)
                 sender.kill()
@@ -224,7 +224,7 @@ def _running(program: Sequence[str], errors: IO[bytes]) -> Iterator["subprocess.
 
 
 def _explained(code: int, lines: Sequence[str], source: Source) -> str:
-    """Return why the program failed, or an empty string if it does not report that."""
+    """Return the cause of the program's failure, or an empty string without a report."""
     place = f"ddpjob exec {source.job} --rank {source.rank} --"
     if code == NO_TAR:
         return f"the image of job {source.job} has no tar; for one file: {place} cat PATH > FILE"
@@ -251,11 +251,11 @@ def shown_progress() -> Progress:
 
 
 def _shown_on(progress: Progress) -> tuple[Callable[[str, int], None], Callable[[int], None]]:
-    """Return functions that show a new file, and how much of it is copied."""
+    """Return two functions: one to show a new file, and one to show its copied bytes."""
     task = progress.add_task("", visible=False)
 
     def begin(name: str, size: int) -> None:
-        # A name may have anything that controls a terminal.
+        # A name may contain control characters for a terminal.
         shown = "".join(letter if letter.isprintable() else "?" for letter in name)
         shown = shown.removeprefix("./")
         progress.reset(task, total=size, visible=size >= LARGE, description=shown)

@@ -11,7 +11,7 @@ from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace
 from ddpjob.cli.pods import find_pod, require_kubectl
 from ddpjob.cli.session import REFUSED, print_error
 
-# The image has a shell, with which the agent starts, and may have a better one.
+# The image has /bin/sh, because the agent starts with it. It may also have bash.
 SHELL = ("/bin/sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
 
@@ -53,7 +53,7 @@ def has_terminal() -> bool:
 
 
 def become(words: list[str]) -> NoReturn:
-    """Replace this program by another one, whose exit code then counts."""
+    """Replace this program by another one. Its exit code then counts."""
     try:
         os.execvp(words[0], words)
     except OSError as error:

@@ -32,7 +32,7 @@ from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import Dict
 
-# The fields of a row of workloads.yaml that may be absent.
+# The optional fields of a row in workloads.yaml.
 DEFAULTS: Dict = {
     "needs": None,
     "data": None,
@@ -125,7 +125,7 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
         "gpus": gpus,
         "processes": _processes(row, profile, gpus),
     }
-    # StrictUndefined: a field that the template misspells must not become an empty string.
+    # StrictUndefined: a misspelled field in the template must not become an empty string.
     environment = Environment(
         loader=PackageLoader("ddpjob.cli"),
         undefined=StrictUndefined,

@@ -20,7 +20,7 @@ from ddpjob.show.jobs import job_table
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
 
-# Running jobs whose logs are read for a list, and how many lines of each.
+# Limits of a list: the running jobs with a look at their logs, and the lines read of each log.
 MAX_PROGRESS = 40
 LIST_LINES = 20
 
@@ -41,7 +41,7 @@ def command(
 
 
 async def list_jobs(client: "AsyncClient", *, all_namespaces: bool, form: str, watch: bool) -> int:
-    """Print the jobs of a namespace, and again after each change if it watches."""
+    """Print the jobs of a namespace. With `watch`, print them again after each change."""
     positions = Positions(client.api)
     if not watch:
         jobs = await client.list(all_namespaces=all_namespaces)
@@ -75,7 +75,7 @@ async def _table(
 
 
 async def _read_progress(client: "AsyncClient", jobs: Sequence[DDPJob]) -> Mapping[str, Progress]:
-    """Return how far the running jobs are, by their UIDs."""
+    """Return the progress of running jobs, by their UIDs."""
     running = [job for job in jobs if job.phase == Phase.RUNNING][:MAX_PROGRESS]
     found = await asyncio.gather(*(read_progress(client, job, LIST_LINES) for job in running))
     return {job.uid: one for job, one in zip(running, found, strict=True)}

@@ -31,7 +31,7 @@ NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How lines are shown, and whether those of the attempt before are."""
+    """The format of lines, and whether the lines of the previous attempt are shown."""
 
     follow: bool = False
     timestamps: bool = False
@@ -119,7 +119,7 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 
 
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
-    """Print the lines that a user chose. Return 0, or 124 when the time is over."""
+    """Print the chosen lines. Return 0, or 124 when the time is over."""
     job = await client.get(name)
     choice = replace(choice, ranks_per_node=job.processes_per_node)
     if options.previous:
@@ -135,10 +135,10 @@ async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: Log
 async def _print_logs(
     client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
 ) -> None:
-    """Print what the pods have written so far, and which logs are gone."""
+    """Print the lines written by the pods so far, and name the lost logs."""
     console = Output()
     nodes = choice.nodes if choice.rank is None else {choice.rank // choice.ranks_per_node}
-    # A node whose rank has written nothing has a log nevertheless.
+    # The rank may have written nothing while its node has a log, so read the node's whole log.
     wide = replace(choice, rank=None, nodes=frozenset(nodes))
     seen = set()
     printed = False
@@ -182,7 +182,7 @@ async def _follow(
 
 
 def _require_existing(job: DDPJob, choice: LogChoice) -> None:
-    """Raise BadParameter or SpecError for a node, rank or attempt that the job does not have."""
+    """Raise BadParameter or SpecError for a node, rank or attempt outside the job."""
     # An earlier attempt may have had more nodes.
     if choice.attempt is not None:
         require_attempt(job, choice.attempt)

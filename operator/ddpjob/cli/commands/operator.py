@@ -105,7 +105,7 @@ def command(
     require_choice("--log-format", log_format, ("json", "plain"))
     log_level = log_level.lower()
     require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
-    # The dependencies of the controller are an extra, which other commands do not need.
+    # The dependencies of the controller are an extra. Other commands do not need it.
     with require_extra("controller"):
         from ddpjob.controller.main import Options, run, set_up_logging
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,19 +14,17 @@ from ddpjob.cli.options import Context, Kubeconfig, Namespace
 from ddpjob.client.errors import ClientError
 from ddpjob.core.api.readers import Dict
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
-from ddpjob.show.curves import save_figure, terminal_figures
-
-# Width of a figure in columns, if the terminal is narrower or wider.
-MIN_WIDTH = 40
-MAX_WIDTH = 120
+from ddpjob.show.curves import save_figure
 
 STDIN = "-"
+
+PICTURE = Path("curves.png")
 
 # The events in the folder of a local run.
 METRICS_FILE = "metrics.jsonl"
 
 
-# An example of a line that is found in the output of any script.
+# An example of a line with figures. Such lines are recognised in the output of any script.
 HOW_TO_PRINT = 'print lines such as {"step": 50, "steps": 1500, "loss": 0.1} on rank 0'
 
 
@@ -45,14 +42,13 @@ def command(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Write the curves to this file too (.png, .pdf or .svg)."),
-    ] = None,
+        Path, typer.Option(help="The file of the picture (.png, .pdf or .svg).")
+    ] = PICTURE,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Draw the loss and accuracy of jobs, or their message speeds, in the terminal.
+    """Draw the loss and accuracy of jobs, or their message speeds, as a picture.
 
     A name that is no file is that of a job in a cluster.
 
@@ -66,8 +62,8 @@ def command(
         raise typer.Exit(2) from error
 
 
-def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> None:
-    """Print the curves, and write them to the picture `out`. Raises PlotError."""
+def plot_jobs(names: list[str], out: Path, connection: Connection) -> None:
+    """Draw the curves into the picture `out`. Raises PlotError."""
     runs = {}
     for path in names:
         name = _run_name(path)
@@ -75,29 +71,21 @@ def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> Non
         if name in runs:
             name = path
         runs[name] = _read_run(path, connection)
-    columns = shutil.get_terminal_size().columns
-    width = max(MIN_WIDTH, min(MAX_WIDTH, columns))
-    figures = list(terminal_figures(runs, width, colours=sys.stdout.isatty()))
-    if not figures:
+    try:
+        is_drawn = save_figure(runs, ", ".join(runs), out)
+    # matplotlib raises ValueError for an unknown suffix.
+    except (OSError, ValueError) as error:
+        raise PlotError(f"--out {out}: cannot write the picture: {error}") from error
+    if not is_drawn:
         raise PlotError(
             f"{', '.join(names)}: no losses, accuracies or speeds found; the trainer has not "
             f"printed any, or the pods with its output are deleted; {HOW_TO_PRINT}"
         )
-    print("\n".join(figures))
-    if out is not None:
-        _save(runs, out)
-
-
-def _save(runs: dict[str, RunMetrics], out: Path) -> None:
-    try:
-        save_figure(runs, ", ".join(runs), out)
-    # matplotlib raises ValueError for a suffix that it does not know.
-    except (OSError, ValueError) as error:
-        raise PlotError(f"--out {out}: cannot write the picture: {error}") from error
+    print(out)
 
 
 def _run_name(path: str) -> str:
-    """Return the name of a local run's folder, or that of any other file."""
+    """Return the name of a local run's folder, or the name of another file without its suffix."""
     file = Path(path)
     if file.name == METRICS_FILE:
         return file.resolve().parent.name

@@ -34,7 +34,7 @@ async def resume(client: "AsyncClient", name: str) -> int:
 
 
 def _why_not_resumed(job: DDPJob) -> str:
-    """Return the sentence about a job whose spec.suspend is not set."""
+    """Return the sentence about a job without spec.suspend."""
     if job.phase == Phase.SUSPENDED:
         return f"{job.name} is being resumed already"
     text = f"{job.name} is not suspended, but {job.phase}: nothing to resume"

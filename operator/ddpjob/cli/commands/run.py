@@ -56,10 +56,10 @@ from ddpjob.show.text import LABEL_WIDTH
 # A section of the help.
 SIZE = "Instead of what the manifest says"
 
-# Exit code for a manifest that cannot run here.
+# Exit code for a refused manifest or script.
 REFUSED = 2
 
-# A shell's exit code for a process that a signal ended is this and the signal's number.
+# A shell's exit code for a process ended by a signal is the sum of this and the signal's number.
 SIGNAL_BASE = 128
 
 NO_SETUP = (
@@ -67,7 +67,7 @@ NO_SETUP = (
     "the same as in a cluster, make a manifest first: ddpjob init --script FILE --setup COMMANDS"
 )
 
-# Printed after a failure that a cluster would have followed by another attempt.
+# Printed after a failure without a restart. A cluster would have begun another attempt.
 NO_RESTARTS = (
     "a run on this machine has no restarts after failures, unless failurePolicy.maxRestarts or "
     "--max-restarts sets their number"
@@ -225,7 +225,7 @@ def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run differs in from its manifest.
+    """The differences of a run from its manifest.
 
     - `fresh`: the claims are deleted first. `overrides`: values in place of those of the manifest.
     - `script`: the user's own script in place of a manifest.
@@ -254,8 +254,8 @@ def run_local(
 ) -> int:
     """Run the job in a file and return the exit code. Raises BadParameter for an option.
 
-    `claims` are the folders and `config_maps` the files or folders that take the place of objects
-    in a cluster, by the names of these objects.
+    `claims` are folders and `config_maps` are files or folders in place of objects in a cluster, by
+    the names of these objects.
     """
     from ddpjob.local.run import check
 
@@ -276,7 +276,7 @@ def run_local(
                 shutil.rmtree(folder / "claims", ignore_errors=True)
             return _run(manifest, replace(run_files, folder=folder))
     except SpecError as error:
-        # What is wrong with a script names its place.
+        # A message about a script has the path already.
         place = "" if options.script else f"{path}: "
         message = Text.assemble((place, "bold red"), str(error))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
@@ -298,7 +298,7 @@ def _read(path: Path, options: RunOptions) -> Manifest:
 
 
 def _working_folder(script: OwnScript | None) -> Path | None:
-    """Return the folder in which a user's own script runs, or None for the current one."""
+    """Return the working folder of a user's own script, or None for the current one."""
     return script.folder.resolve() if script and script.folder else None
 
 
@@ -324,7 +324,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     console = Terminal(highlight=False)
     metrics = RunMetrics(start_time=time.time())
     display = Display(console, metrics)
-    # Print what runs, where, and which fields have no effect.
+    # Print the size and the folder of the run, and the fields without an effect.
     spec = manifest.spec
     size = f"nodes={spec.nodes}, nprocPerNode={spec.nproc_per_node}"
     header = Text.assemble((manifest.job.name, "bold"), f": {size}, in {files.folder}")
@@ -342,7 +342,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
         display.summary(Status(), {"Logs": f"{files.logs}/"})
         return SIGNAL_BASE + stopped.number
     metrics.end_time = time.time()
-    # Print the summary. The run has ended, so a disk that is full must not hide its result.
+    # Print the summary. The run has ended, so a full disk must not hide its result.
     paths = {"Logs": f"{files.logs}/"}
     if metrics.events:
         paths["Metrics"] = str(files.metrics)
@@ -359,7 +359,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
 
 
 def _next_commands(status: Status, files: RunFiles, *, has_curve: bool) -> dict[str, str]:
-    """Return the commands that a user may want after a run, with what they do."""
+    """Return useful commands after a run, each with a description."""
     pod = status.last_failure.pod
     if status.exit_code and pod:
         return {f"less {quote(str(files.log(pod)))}": "shows the output of the failure"}

@@ -21,7 +21,7 @@ from ddpjob.show.jobs import MESSAGE_WIDTH, job_lines
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
 
-# Lines of a log that are read for a status. The last checkpoint may be some way back.
+# Lines of a log read for a status. The last checkpoint may be some way back.
 STATUS_LINES = 2000
 
 
@@ -41,7 +41,7 @@ def command(
 
 
 async def show_status(client: "AsyncClient", name: str, form: str, watch: bool) -> int:
-    """Print all that concerns a job. Return 0."""
+    """Print all facts about a job. Return 0."""
     job = await client.get(name)
     if form in DATA:
         print_data(job.body(), form)

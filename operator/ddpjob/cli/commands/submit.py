@@ -1,6 +1,6 @@
 """`ddpjob submit`: apply manifests, and follow their jobs.
 
-What only the work needs is imported by the functions that do it, so that `--help` is quick.
+Modules needed only for the work are imported in functions, to keep `--help` quick.
 """
 
 import time
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """Options of `ddpjob submit`. `namespace` is that of --namespace."""
+    """Options of `ddpjob submit`. `namespace` is the value of --namespace."""
 
     dry_run: bool = False
     replace: bool = False
@@ -198,7 +198,7 @@ def _in_namespace(client: "AsyncClient", document: Document, chosen: str | None)
 
 
 def _trials(documents: Sequence[Document]) -> list[Document]:
-    """Return documents whose jobs have other names, so that existing jobs do not matter."""
+    """Return the documents with other names for the jobs, so existing jobs do not matter."""
     trials = []
     for document in documents:
         jobs = _jobs_of([document])
@@ -209,7 +209,7 @@ def _trials(documents: Sequence[Document]) -> list[Document]:
 async def _replace_all(
     client: "AsyncClient", documents: Sequence[Document], jobs: "Sequence[DDPJob]"
 ) -> Sequence["Applied"]:
-    """Delete the jobs that have the names of new ones, then apply. The API server has tried all."""
+    """Delete the existing jobs with the new names, then apply. The API server has tried all."""
     from ddpjob.cli.manifests import kept_manifest
 
     code: list[Dict] = []
@@ -229,7 +229,7 @@ async def _replace_all(
 
 
 def _explained(error: Rejected, jobs: "Sequence[DDPJob]") -> ClientError | SpecError:
-    """Return the sentence of this program for a refusal, if it has one, else the API server's."""
+    """Return this program's explanation of a refusal, or without one the API server's."""
     if "immutable" in str(error) and str(error).startswith(names.KIND):
         return Rejected(
             f"{error}\nddpjob submit --replace deletes the job and creates it again; checkpoints "
@@ -244,7 +244,7 @@ def _explained(error: Rejected, jobs: "Sequence[DDPJob]") -> ClientError | SpecE
 
 
 def _advise(job: "DDPJob") -> None:
-    """Say whether pods stay for the next attempt, and warn of what is probably a mistake."""
+    """Print whether pods stay for the next attempt, and warn of probable mistakes."""
     if job.recovery:
         note(f"{job.name}: recovery: {job.recovery}")
     for advice in job.advice:
@@ -254,9 +254,9 @@ def _advise(job: "DDPJob") -> None:
 async def _finish(
     client: "AsyncClient", job: "DDPJob", options: SubmitOptions, limit: TimeLimit
 ) -> int:
-    """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
+    """Wait for the end of a job if requested. Return 0 if it is Complete, 1 if it Failed.
 
-    Return 2 for a job that had finished before, and so did not run.
+    Return 2 for a job finished before, because it did not run.
     """
     place = place_of(client, job)
     if job.finished:

@@ -73,7 +73,7 @@ async def serve(source: "Source", port: int, server: "Callable[[Source, str], Se
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that only this machine can reach. Raises BadParameter."""
+    """Return a socket for connections from this machine only. Raises BadParameter."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:

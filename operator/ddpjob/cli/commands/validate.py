@@ -50,7 +50,7 @@ def command(
 
 
 def print_verdict(document: Document, problem: str) -> bool:
-    """Print a job's problem, or that it has none. Return True if it has none."""
+    """Print a job's problem, or "ok" with advice. Return True if there is no problem."""
     if problem:
         print_line(document, Text(problem))
         return False
@@ -69,7 +69,7 @@ def print_line(document: Document, verdict: Text) -> None:
 
 
 async def ask(client: "AsyncClient", documents: Sequence[Document], code: int) -> int:
-    """Print what the API server answers. Return 1 if it would refuse a job, else `code`."""
+    """Print the API server's answers. Return 1 if it would refuse a job, else `code`."""
     for document in documents:
         try:
             await client.apply([document], dry_run=True)
@@ -82,6 +82,6 @@ async def ask(client: "AsyncClient", documents: Sequence[Document], code: int) -
 
 
 def reason_of(error: Rejected, document: Document) -> str:
-    """Return why a job was refused, without the name at the beginning."""
+    """Return the reason for a refusal, without the job's name at the beginning."""
     name = child(document, "metadata").get("name") or ""
     return str(error).removeprefix(f"{names.KIND} {name}".strip()).removeprefix(": ")

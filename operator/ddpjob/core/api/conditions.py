@@ -1,4 +1,4 @@
-"""Conditions of a DDPJob, in the shape that Kubernetes gives conditions."""
+"""Conditions of a DDPJob, in Kubernetes' own shape."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +62,8 @@ def stamp_conditions(
 ) -> Conditions:
     """Return the conditions with the generation that they were computed from.
 
-    `kubectl wait` ignores conditions of an older generation. A condition that has just changed gets
-    `now` as its transition time.
+    `kubectl wait` ignores conditions of an older generation. A newly changed condition gets `now`
+    as its transition time.
     """
     return tuple(
         replace(

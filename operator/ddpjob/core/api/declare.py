@@ -1,8 +1,8 @@
 """How a field of the spec is declared: once, with its type, bounds, default, meaning and changes.
 
-A declared class is a pydantic dataclass, so that reading is strict and an instance is as small as
-one of a plain dataclass with slots. `read` turns a manifest into instances. `release/crd.py` writes
-the CRD, the client's types and the table of the reference from the same declarations.
+A declared class is a pydantic dataclass, so reading is strict and an instance is as small as one of
+a plain dataclass with slots. `read` turns a manifest into instances. `release/crd.py` writes the
+CRD, the client's types and the table of the reference from the same declarations.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The values that a string may have, as the metadata of a type. They are read when needed."""
+    """The allowed values of a string, as the metadata of a type. They are read when needed."""
 
     values: Callable[[], Iterable[str]]
 
@@ -114,8 +114,8 @@ def entry(
 
     An object has the description of its class, if it has none of its own. `name` is the field's
     name in a manifest. `wanted` is what the value must be, for messages; by default it follows from
-    the type. `bounds` are pydantic's: `ge`, `le`, `min_length` and `max_length`. `change` is
-    that of a field of `spec`: an object changes as a whole.
+    the type. `bounds` are pydantic's: `ge`, `le`, `min_length` and `max_length`. `change` is for
+    fields of `spec` itself: an object changes as a whole.
     """
     return Field(
         default=default,
@@ -185,9 +185,9 @@ def bounds_of(metadata: Any) -> dict[str, Any]:
 
 
 def read(kind: type[T], data: Any, where: str) -> T:
-    """Return an instance of a declared class. Raises SpecError for the first field that is wrong.
+    """Return an instance of a declared class. Raises SpecError for the first wrong field.
 
-    `where` is the path of the object, such as `spec`. Fields that are not declared are ignored.
+    `where` is the path of the object, such as `spec`. Undeclared fields are ignored.
     """
     adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
     try:

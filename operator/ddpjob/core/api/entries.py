@@ -1,12 +1,12 @@
 """Declarations of the fields of a status.
 
-A field is declared once, by its annotation and by `entry`. core/api/parts.py derives from that how
-it is read, written and described. It is a str, int, bool, datetime or part, or None; a tuple of
-str, int, datetime or parts; or a Mapping from str to str or int.
+A field is declared once, by its annotation and by `entry`. core/api/parts.py derives from its
+declaration how it is read, written and described. It is a str, int, bool, datetime or part, or
+None; a tuple of str, int, datetime or parts; or a Mapping from str to str or int.
 
 Internal fields are for the operator alone. They are written into the object `operator` of the
-manifest, at the place that they would have outside of it: `attempt.latched` of a status is
-`operator.attempt.latched` in the manifest.
+manifest, with the same path below it: `attempt.latched` of a status is `operator.attempt.latched`
+in the manifest.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 # The bound of a time that must not be ahead of the clock.
 NOT_AHEAD = timedelta(0)
 
-# Restarts whose times a status has: as many as a budget can need.
+# Times of restarts in a status: as many as a budget can need.
 MAX_TIMES = 1000
 
-# The default of a field without which a part cannot be read.
+# The default of a required field: a part cannot be read without it.
 REQUIRED: Any = MISSING
 
 # The key of a field's metadata.
@@ -40,9 +40,9 @@ class Entry:
     - `always`: written also if it has its default. Any other field is then absent.
     - `demanded`: the schema demands the field, although it may be None in Python.
     - `low`, `high`: bounds of an integer. `long`: it has 64 bits.
-    - `ahead`: how far a time may be ahead of the clock. None for a record, which stays as it is.
-    - `items`: the largest number of items. `key`: the field that tells the items apart, which
-      makes the list a map for server-side apply. `choices`: the only values of a string.
+    - `ahead`: how far a time may be ahead of the clock. None for a record: it stays as it is.
+    - `items`: the largest number of items. `key`: the field that tells the items apart. It makes
+      the list a map for server-side apply. `choices`: the only values of a string.
     - `after`: the field that a computed one follows; empty if it comes last.
     """
 
@@ -71,7 +71,7 @@ def entry(default: Any, description: str, **declared: Any) -> Any:
 
 
 def clock(description: str, *, progress: bool = False) -> Any:
-    """Return the field of a time since which something is so. Only the operator reads it."""
+    """Return the field of the time when a state began. Only the operator reads it."""
     return entry(None, description, progress=progress, internal=True, ahead=NOT_AHEAD)
 
 
@@ -81,7 +81,7 @@ def times(description: str) -> Any:
 
 
 def computed(description: str, **declared: Any) -> Callable[[F], F]:
-    """Mark the getter of a property that is written into the manifest, and never read from it."""
+    """Mark a property's getter: the property is written into the manifest, but never read."""
 
     def mark(getter: F) -> F:
         getter.__dict__[DECLARED] = Entry(description, **declared)

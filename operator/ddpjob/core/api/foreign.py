@@ -1,12 +1,12 @@
-"""Fields of other objects of Kubernetes that users write into a spec, and what to write instead."""
+"""Fields of other Kubernetes objects, written into a spec by mistake, and what to write instead."""
 
 from ddpjob.core.api import shapes
 
 CONTAINER = "spec.podTemplate.spec.containers[name=trainer]"
 CONVERT = "ddpjob convert turns it into a DDPJob"
 
-# Each sentence follows "unknown field; ". Fields of a pod and of a container that are not here have
-# their place in podTemplate.
+# Each sentence follows "unknown field; ". All other fields of a pod and of a container have their
+# place in podTemplate.
 INSTEAD = {
     # Of a Job, a JobSet and a StatefulSet.
     "backoffLimit": "write failurePolicy.maxRestarts",
@@ -61,7 +61,7 @@ def _in_a_pod(key: str) -> str:
 
 
 def _in_the_template(key: str) -> str:
-    """Return where a field belongs that stands one level too high, or an empty string."""
+    """Return where a field belongs if it stands one level too high, or an empty string."""
     template = shapes.shapes()["podTemplate"]["properties"]
     for part in ("metadata", "spec"):
         if key in template[part]["properties"]:

@@ -1,4 +1,4 @@
-"""The records in a status: ended attempts, back-off, and the Kubernetes nodes that caused trouble.
+"""The records in a status: ended attempts, back-off, and Kubernetes nodes with trouble.
 
 People read the attempts. The budgets and the windows have their own fields.
 """
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ddpjob.core.api.entries import NOT_AHEAD, REQUIRED, entry
 from ddpjob.core.api.parts import Part
 
-# Ended attempts that the status keeps, and the characters of each message.
+# Ended attempts kept in the status, and the characters of each message.
 MAX_ATTEMPTS = 10
 MAX_ATTEMPT_MESSAGE = 256
 
@@ -24,7 +24,7 @@ SICK_TIME = timedelta(hours=1)
 # Nodes in one list of the status.
 MAX_NODES_LISTED = 32
 
-# How long a gang waits for an older one that it gave its room to.
+# How long a gang waits for an older one after giving its room back.
 YIELD_TIME = timedelta(minutes=10)
 
 # Seconds of back-off. There is no wait after the first early failure in a row.
@@ -34,10 +34,10 @@ LONGEST_DELAY = 300
 
 @dataclass(frozen=True, slots=True)
 class FailedNode(Part):
-    """A Kubernetes node on which attempts of the job failed: how many, and when the last one."""
+    """A Kubernetes node with failed attempts of the job: their number, and the last one's time."""
 
     name: str = entry(REQUIRED, "Name of the node.")
-    failures: int = entry(REQUIRED, "Attempts that failed there.", low=0)
+    failures: int = entry(REQUIRED, "Failed attempts there.", low=0)
     time: datetime = entry(REQUIRED, "Time of the last one.", ahead=NOT_AHEAD)
 
     @property
@@ -47,13 +47,13 @@ class FailedNode(Part):
 
 @dataclass(frozen=True, slots=True)
 class UnreachableNode(Part):
-    """A Kubernetes node that the control plane cannot reach, and when the operator saw that."""
+    """A Kubernetes node that the control plane cannot reach, and when this was first seen."""
 
     name: str = entry(REQUIRED, "Name of the node.")
-    since: datetime = entry(REQUIRED, "Time at which the operator saw that.", ahead=NOT_AHEAD)
+    since: datetime = entry(REQUIRED, "Time when the operator first saw this.", ahead=NOT_AHEAD)
     uid: str = entry(
         "",
-        "UID of the node, which tells it from a later one of its name. Absent if it was gone.",
+        "UID of the node, to tell it from a later one of the same name. Absent if it was gone.",
     )
 
 
@@ -70,7 +70,7 @@ class OlderGang:
 
 @dataclass(frozen=True, slots=True)
 class Yielding(Part):
-    """The older job that a job gave its pods back for, and the end of that wait."""
+    """The wait of a job that gave its pods back for an older one: the older job, and the end."""
 
     to: str = entry(REQUIRED, "UID of the older job.")
     until: datetime = entry(REQUIRED, "End of the wait.", ahead=YIELD_TIME)
@@ -80,7 +80,7 @@ class Yielding(Part):
 class Backoff(Part):
     """A wait before the next attempt."""
 
-    count: int = entry(0, "Attempts in a row that failed early.", low=0)
+    count: int = entry(0, "Early failures in a row.", low=0)
     until: datetime | None = entry(
         None, "Earliest start of the next attempt.", ahead=timedelta(seconds=LONGEST_DELAY)
     )
@@ -92,7 +92,7 @@ class Backoff(Part):
 
 @dataclass(frozen=True, slots=True)
 class Retried(Part):
-    """The `spec.retries` of the job's last beginning, and the restarts that it had used by then."""
+    """The `spec.retries` of the job's last beginning, and the restarts used by then."""
 
     retries: int = entry(0, "spec.retries of that beginning.", low=0)
     failures: int = entry(0, "Failures by then.", low=0)
@@ -133,7 +133,7 @@ class AttemptEnd(Part):
 
 @dataclass(frozen=True, slots=True)
 class LastFailure(AttemptEnd):
-    """The first failure in the last attempt that failed."""
+    """The first failure in the last failed attempt."""
 
     time: datetime | None = entry(None, "Time of the failure.")
 
@@ -143,7 +143,7 @@ class EndedAttempt(AttemptEnd):
     """An attempt in the history: its end, its times and its steps."""
 
     start: datetime | None = entry(None, "Start of the attempt.")
-    running_time: datetime | None = entry(None, "Time at which all its nodes were first ready.")
+    running_time: datetime | None = entry(None, "Time when all its nodes were first ready.")
     training_time: datetime | None = entry(
         None,
         "Time of its first step or heartbeat, as an agent has reported it at the end of a pod.",
@@ -161,17 +161,15 @@ class EndedAttempt(AttemptEnd):
     )
     last_step: int | None = entry(None, "Last step of the training in the attempt.", long=True)
     total_steps: int | None = entry(
-        None, "Steps that the training was to make, if the output has them.", low=1, long=True
+        None, "Planned steps of the training, if the output has them.", low=1, long=True
     )
-    steps_lost: int | None = entry(
-        None, "Steps that the next attempt made again.", low=0, long=True
-    )
+    steps_lost: int | None = entry(None, "Steps repeated by the next attempt.", low=0, long=True)
 
 
 def count_failed_node(
     nodes: Sequence[FailedNode], name: str, now: datetime
 ) -> tuple[FailedNode, ...]:
-    """Return the nodes with one more failure on the node `name`, which comes first."""
+    """Return the nodes with one more failure on the node `name`. This node comes first."""
     before = sum(node.failures for node in nodes if node.name == name)
     others = [node for node in nodes if node.name != name]
     return (FailedNode(name, before + 1, now), *others)[:MAX_NODES_LISTED]
@@ -184,8 +182,8 @@ def forget_old_failures(nodes: Sequence[FailedNode], now: datetime) -> tuple[Fai
 def add_attempt(attempts: Sequence[EndedAttempt], ended: EndedAttempt) -> tuple[EndedAttempt, ...]:
     """Return the history with one more ended attempt. The newest comes first.
 
-    An attempt that was suspended may still succeed. Its last end counts. What was moved out of its
-    training time stays moved.
+    A suspended attempt may still succeed. Its last end counts. Time moved out of training stays
+    moved.
     """
     others = []
     for attempt in attempts:
@@ -199,7 +197,7 @@ def add_attempt(attempts: Sequence[EndedAttempt], ended: EndedAttempt) -> tuple[
 def with_totals(
     attempts: Sequence[EndedAttempt], totals: Mapping[int, int]
 ) -> tuple[EndedAttempt, ...]:
-    """Return the history with the steps that attempts were to make, as far as they are known."""
+    """Return the history with the planned steps of attempts, as far as they are known."""
     return tuple(
         replace(one, total_steps=totals.get(_number(one), one.total_steps)) for one in attempts
     )
@@ -245,7 +243,7 @@ def _number(ended: EndedAttempt) -> int:
 def ended_attempt(
     end: AttemptEnd, start: datetime | None, ran: datetime | None, now: datetime
 ) -> EndedAttempt:
-    """Return the history's entry of an attempt that ends now, with a shortened message.
+    """Return the history's entry of an attempt ending now, with a shortened message.
 
     `ran` is when all its nodes were first running.
     """

@@ -53,7 +53,7 @@ class Job:
             generation=integer_or_zero(metadata.get("generation")),
             deleting=bool(metadata.get("deletionTimestamp")),
             created=parse_time(metadata.get("creationTimestamp")),
-            # Another controller's job may have a spec that this operator cannot read.
+            # The operator may be unable to read the spec of another controller's job.
             managed_by=str(child(data, "spec").get("managedBy", names.CONTROLLER)),
             queue=read_queue(metadata.get("labels")),
         )
@@ -83,7 +83,7 @@ class Job:
         return names.Identity(self.namespace, self.name, self.uid)
 
     def for_decisions(self) -> "Job":
-        """Return the job without what only its pods need, which can be large."""
+        """Return the job without the fields that only its pods need: they can be large."""
         if self.spec is None:
             return self
         spec = replace(
@@ -101,7 +101,7 @@ class Job:
 
 
 def require_job_name(name: Any) -> str:
-    """Return the name of a job. Raises SpecError if a Service cannot have that name.
+    """Return the name of a job. Raises SpecError if a Service cannot have the name.
 
     The length limit keeps the addresses of the pods within 63 characters.
     """

@@ -1,20 +1,20 @@
 """The supported versions of Kubernetes. The chart, the tests and the documents follow this module.
 
-A job may use fields of a newer or an older Kubernetes. Each side that does not know a field refuses
-it with a message that names it: the CRD before the job is created, the cluster when its pods are.
+A job may use fields of a newer or an older Kubernetes. Each side refuses an unknown field and names
+it in the message: the CRD before the job is created, the cluster when its pods are.
 """
 
 import re
 
 # Minor versions of Kubernetes 1. The oldest starts sidecars without a feature gate.
 OLDEST_MINOR = 29
-# The newest on which the tests ran. The CRD has the fields of its pods.
+# The newest tested version. The CRD has the fields of its pods.
 NEWEST_MINOR = 37
 
 OLDEST = f"1.{OLDEST_MINOR}"
 NEWEST = f"1.{NEWEST_MINOR}"
 
-# Fields of a job that have the shapes of a pod's fields.
+# Fields of a job with the shapes of a pod's fields.
 SHAPES_OF_PODS = (
     *(
         "spec.podTemplate.spec.",

@@ -1,4 +1,4 @@
-"""Kueue's Workload, `kueue.x-k8s.io/v1beta2`: the only place that knows its labels and fields.
+"""Kueue's Workload, `kueue.x-k8s.io/v1beta2`. Its labels and fields are known only here.
 
 A Workload asks for the room of one job. Kueue admits it, or takes the room back (evicts it). The
 operator makes the Workload of a job, and gives the room back once no pod of the job uses it.
@@ -30,8 +30,8 @@ GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-# The API that lists the Workloads that wait in a queue, in their order. It is a server of its own,
-# which Kueue may not have.
+# The API that lists the pending Workloads of a queue, in their order. It is a server of its own,
+# and an installation of Kueue may lack it.
 VISIBILITY_GROUP = f"visibility.{GROUP}"
 PENDING_WORKLOADS = "pendingworkloads"
 
@@ -48,7 +48,7 @@ TOPOLOGY_OF_POD = f"{GROUP}/podset-{{}}-topology"
 ANNOTATION_WORKLOAD = f"{GROUP}/workload"
 POD_SET = "main"
 
-# It holds a Workload that is deleted, with its quota, until no pod uses the quota.
+# It holds a deleted Workload, with its quota, until no pod uses the quota.
 FINALIZER = f"{GROUP}/resource-in-use"
 
 # So many places of a job are looked at if the status of the job was lost.
@@ -60,12 +60,12 @@ POD_GATE = f"{GROUP}/admission"
 # A LocalQueue of this name takes what has no queue.
 DEFAULT_QUEUE = "default"
 
-# Types of conditions, and the reasons that the operator writes.
+# Types of conditions, and a reason of an eviction.
 ADMITTED, QUOTA_RESERVED, EVICTED, FINISHED = "Admitted", "QuotaReserved", "Evicted", "Finished"
 PODS_READY, REQUEUED = "PodsReady", "Requeued"
 PREEMPTED = "Preempted"
 
-# Evictions after which Kueue queues the Workload again by itself, once the room is given back.
+# After these evictions, Kueue itself queues the Workload again, once the room is given back.
 REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
 
 
@@ -73,7 +73,7 @@ REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
 class Queue:
     """What the labels of a job ask of Kueue.
 
-    `max_seconds` is the longest time for which the job may hold its place; 0 is without a limit.
+    `max_seconds`: how long the job may hold its place; 0 is without a limit.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Queue:
 
 
 class Position(NamedTuple):
-    """The position of a Workload that waits, in its LocalQueue and in its ClusterQueue.
+    """The position of a pending Workload, in its LocalQueue and in its ClusterQueue.
 
     The first is 1.
     """
@@ -99,7 +99,7 @@ PlaceKey = tuple[str | None, ...]
 
 
 def place_key(labels: Iterable[str], selector: Mapping[str, str]) -> PlaceKey:
-    """Return the values that a node selector has for the labels of a domain."""
+    """Return the values of a node selector for the labels of a domain."""
     return tuple(selector.get(label) for label in labels)
 
 
@@ -118,15 +118,15 @@ class Domain(NamedTuple):
 class Workload:
     """What the operator keeps of a Workload.
 
-    - `job_uid`: UID of the job that owns it. `count`: the number of nodes that it asks for.
+    - `job_uid`: UID of the owning job. `count`: the number of requested nodes.
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
-    - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
+    - `has_quota`: Kueue has reserved quota for it, and nobody has given the quota back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
     - `checks`: its admission checks that are not ready, with their words.
-    - `topology`: the kind and the label of the topology that it asks for, if it does.
-    - `domains`: the parts of the cluster that it has room in, in the order of the nodes of the job.
-      `unhealthy`: nodes of these for which Kueue looks for others.
-    - `past_seconds`: for how long it had room before, which counts for the longest time.
+    - `topology`: the kind and the label of the requested topology, if any.
+    - `domains`: the parts of the cluster with its room, in the order of the nodes of the job.
+      `unhealthy`: nodes of these that Kueue is about to replace.
+    - `past_seconds`: for how long it had room before. This counts for the longest time.
     """
 
     name: str
@@ -263,7 +263,7 @@ def _read_request(spec: Dict) -> tuple[str, str] | None:
 
 
 def _domains(admission: Dict) -> Iterator[Domain]:
-    """Yield the domains of a topology assignment, whose values are compressed.
+    """Yield the domains of a topology assignment, from its compressed values.
 
     A slice has a list of domains. Each value is `universal` for all of them, or `individual`.
     """
@@ -314,7 +314,7 @@ def workload_name(job: str, uid: str, number: int) -> str:
 
 
 def newest_number(job: str, uid: str, found: Iterable[str]) -> int:
-    """Return the largest number of the places that Workloads of these names have; 0 for none."""
+    """Return the largest place number among Workloads of these names; 0 for none."""
     known = set(found)
     numbers = range(MAX_PLACES, 0, -1) if known else ()
     return next((number for number in numbers if workload_name(job, uid, number) in known), 0)
@@ -322,7 +322,7 @@ def newest_number(job: str, uid: str, found: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class Priority:
-    """The priority of a Workload, and the class that it has it from."""
+    """The priority of a Workload, and the priority class behind it."""
 
     value: int
     group: str
@@ -342,7 +342,7 @@ class Demand:
 
 
 def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str, Any]:
-    """Return the Workload of a job. `number` is that of its place."""
+    """Return the Workload of a job. `number` is the number of its place."""
     queue, priority = demand.queue, demand.priority
     pod_set = {"name": POD_SET, "count": demand.count, "template": demand.template}
     if demand.topology:
@@ -407,7 +407,7 @@ def pods_ready(workload: Workload, is_ready: bool, now: datetime) -> dict[str, A
 
 
 def ended(workload: Workload, succeeded: bool, message: str, now: datetime) -> dict[str, Any]:
-    """Return the change of a status that says that the job has finished."""
+    """Return the change of a status that reports the end of the job."""
     reason = "Succeeded" if succeeded else "Failed"
     return {"conditions": _with_conditions(workload, now, (FINISHED, True, reason, message))}
 
@@ -444,10 +444,10 @@ class Placement:
 
 
 def free_places(workload: Workload, taken: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the labels of the nodes of each place of a Workload that no pod has, in their order.
+    """Return the node labels of each free place of a Workload, in the order of the places.
 
-    `taken` has the node selectors of the pods that have places. Kueue sorts the places anew when it
-    replaces a node, so the pods that stay decide what is free.
+    `taken` has the node selectors of the pods with places. Kueue sorts the places anew when it
+    replaces a node, so the remaining pods decide what is free.
     """
     levels = list(workload.domains[0].labels) if workload.domains else []
     used = Counter(place_key(levels, selector) for selector in taken)
@@ -464,7 +464,7 @@ def placement_of(
     flavors: Sequence[Dict],
     domains: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Placement:
-    """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names.
+    """Return the placement of a Workload. `flavors` are the objects of its ResourceFlavors.
 
     `domains` has the labels of the nodes for each new pod, by its index.
     """
@@ -489,7 +489,7 @@ def placement_of(
 
 
 def selector_of_place(pod: Dict) -> Dict:
-    """Return the node selector of a pod that has a place in a topology, and nothing for others."""
+    """Return the node selector of a pod with a place in a topology, or an empty one for others."""
     annotations = child(child(pod, "metadata"), "annotations")
     has_place = any(TOPOLOGY_OF_POD.format(kind) in annotations for kind in TOPOLOGY_KINDS)
     return child(child(pod, "spec"), "nodeSelector") if has_place else {}

@@ -1,8 +1,8 @@
 """The words that start the processes: spec.torchrun.command, spec.torchrun.args and spec.args.
 
-The rules are about torchrun itself. Of another launcher in spec.torchrun.command it is not known
-which flags and programs it takes, so little is refused then. The clauses of spec_rules.py have the
-same patterns.
+The rules are about torchrun itself. The flags and programs of another launcher in
+spec.torchrun.command are not known, so little is refused then. The clauses of spec_rules.py have
+the same patterns.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ddpjob.core.api.readers import SpecError, quoted
 from ddpjob.core.api.torchrun_flags import candidates, check_flags, why_not
 
-# The words that start torchrun by Python.
+# The words that start torchrun, after the Python interpreter.
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 
 # Programs that start the processes of a job, as torchrun does.
@@ -38,7 +38,7 @@ BEGIN = "begin with the script or -m and a module"
 
 
 def starts_another_program(words: Sequence[str]) -> bool:
-    """Return True if torchrun, which these words start, runs no Python script."""
+    """Return True if torchrun, started by these words, runs no Python script."""
     return not {*NO_PYTHON}.isdisjoint(words)
 
 
@@ -60,7 +60,7 @@ def is_torchrun(command: Sequence[str]) -> bool:
 
 
 def flags_of(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command that follow torchrun; none for another launcher."""
+    """Return the words after torchrun in a command; none for another launcher."""
     if not is_torchrun(command):
         return ()
     return tuple(command[3:] if _is_module(command) else command[1:])
@@ -81,13 +81,13 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_torchrun_args(flags: Sequence[str], command: Sequence[str]) -> None:
-    """Check spec.torchrun.args, which follow the command. Raises SpecError."""
+    """Check spec.torchrun.args: they follow the command. Raises SpecError."""
     if is_torchrun(command):
         check_flags(flags, "spec.torchrun.args")
 
 
 def check_args(args: Sequence[str], command: Sequence[str], flags: Sequence[str]) -> None:
-    """Check spec.args, which follow the command and its flags. Raises SpecError."""
+    """Check spec.args: they follow the command and its flags. Raises SpecError."""
     is_python_left_out = not {*NO_PYTHON}.isdisjoint([*command, *flags])
     if not is_torchrun(command):
         _check_for_another_launcher(args[0], is_python_left_out)
@@ -104,7 +104,7 @@ def check_args(args: Sequence[str], command: Sequence[str], flags: Sequence[str]
 
 
 def _check_for_another_launcher(first: str, is_python_left_out: bool) -> None:
-    # The flag would come after that of the operator, and override it.
+    # The flag would come after the operator's, and override it.
     if any(flag.is_set for flag in candidates(first)):
         raise SpecError(f"spec.args: {_about_flag(first)}")
     if _is_program(first, PYTHON) and not is_python_left_out:
@@ -112,7 +112,7 @@ def _check_for_another_launcher(first: str, is_python_left_out: bool) -> None:
 
 
 def _check_module(args: Sequence[str], is_python_left_out: bool) -> None:
-    """Refuse `-m` unless a module follows that torchrun can start."""
+    """Refuse `-m` unless a module for torchrun follows."""
     if is_python_left_out:
         raise SpecError(f"spec.args: {args[0]} cannot be used with --no-python; remove one of them")
     module = args[1] if len(args) > 1 else ""

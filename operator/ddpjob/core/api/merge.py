@@ -22,8 +22,8 @@ MERGE_KEYS = {
     "resourceClaims": "name",
 }
 
-# Lists whose items have one source out of many (`patchStrategy: retainKeys`). A new source removes
-# the old one.
+# Lists of items with one source out of many (`patchStrategy: retainKeys`). A new source removes the
+# old one.
 RETAIN_KEYS = ("volumes",)
 
 

@@ -1,4 +1,4 @@
-"""Every name that Kubernetes or a user sees.
+"""Every name visible to Kubernetes or to a user.
 
 Group, labels, object names, phases, conditions, causes and variables.
 """
@@ -17,10 +17,10 @@ FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 MANAGER = "ddpjob-operator"
 
-# The Lease in each namespace with jobs that names the installation which serves it.
+# The Lease in each namespace with jobs. It names the installation in charge of the namespace.
 INSTALLATION_LEASE = "ddpjob-installation"
 
-# The value of spec.managedBy that means this operator. It is also the default.
+# The value of spec.managedBy for this operator. It is also the default.
 CONTROLLER = f"{GROUP}/operator"
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -29,14 +29,14 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 
-# The job whose code a ConfigMap holds.
+# The label of a ConfigMap with code: the job of the code.
 LABEL_CODE = f"{GROUP}/code"
 
-# The assignment of a pod's agent, and since when the pod was ready when it got that assignment.
+# The assignment of a pod's agent, and since when the pod was ready when it got the assignment.
 ANNOTATION_ASSIGNMENT = f"{GROUP}/assignment"
 ANNOTATION_READY_BEFORE = f"{GROUP}/ready-before"
 
-# The container that trains. Its end is the end of the pod, whatever the sidecars do.
+# The training container. Its end is the end of the pod, whatever the sidecars do.
 TRAINER = "trainer"
 
 # The first of the ports of rendezvous, and their number. They are even, so none is the agent's.
@@ -55,7 +55,7 @@ AGENT_VOLUME = f"{VOLUME_PREFIX}agent"
 CHECKPOINT_VOLUME = f"{VOLUME_PREFIX}checkpoint"
 CODE_VOLUME = f"{VOLUME_PREFIX}code"
 
-# How the lines begin that an agent adds to the log of its pod.
+# The beginning of an agent's own lines in the log of its pod.
 AGENT_LINE = "ddpjob agent: "
 
 # The agent's files in a pod: its program, its pipes and small files, its assignment, its report.
@@ -64,16 +64,16 @@ AGENT_FOLDER = f"{FOLDER}/agent"
 RUN_FOLDER = f"{FOLDER}/run"
 POD_FOLDER = f"{FOLDER}/pod"
 
-# The ConfigMap of `spec.code`, and the working directory into which the agent unpacks it.
+# The ConfigMap of `spec.code`, and the working directory: the agent unpacks the code there.
 CODE_FOLDER = f"{FOLDER}/code"
 WORK_FOLDER = f"{FOLDER}/work"
 
 # A second mount of the operator's volume at /dev/shm. The agent empties it between two attempts:
-# whatever is mounted at /dev/shm or below it, only files of that volume are here.
+# whatever is mounted at /dev/shm or below it, only files of the volume are here.
 MEMORY_FOLDER = f"{FOLDER}/shm"
 
-# The operator's volume at each of these paths. That at /ddpjob has `work`, `work.last` and `cache`:
-# in one file system, files are moved from one folder to another at once.
+# The operator's volume at each of these paths. The one at /ddpjob has `work`, `work.last` and
+# `cache`: in one file system, files are moved from one folder to another at once.
 OWN_MOUNTS = {
     FOLDER: f"{VOLUME_PREFIX}work",
     AGENT_FOLDER: AGENT_VOLUME,
@@ -126,7 +126,7 @@ class Condition(StrEnum):
 
 
 class Cause(StrEnum):
-    """The kinds of causes that end an attempt. Only the first three can use a budget."""
+    """The causes that end an attempt. Only the first three can use a budget."""
 
     FAILURE = "Failure"
     HANG = "Hang"
@@ -144,9 +144,9 @@ class Activity(StrEnum):
     """What a job does with its time.
 
     - QUEUED: a pod has no node yet, or must not be created. STARTING: the workers have not met.
-    - TRAINING: they have met; once their attempt has ended, from its first step on, if that is
-      known. RECOVERING: from the end of an attempt that trained to the next one that does, whatever
-      that waits for.
+    - TRAINING: they have met. After the end of their attempt, only the time from its first step on
+      counts, if the step is known.
+    - RECOVERING: after an attempt that trained, until the workers meet again, whatever delays them.
     """
 
     QUEUED = "queued"
@@ -164,12 +164,12 @@ def pod_name(job: str, attempt: int, index: int | str) -> str:
 
 
 def group_name(job: str, attempt: int) -> str:
-    """Return the name of the PodGroup of the pods that are new in an attempt."""
+    """Return the name of the PodGroup of an attempt's new pods."""
     return f"{job}-{attempt}"
 
 
 def is_group_of(job: str, group: str) -> bool:
-    """Return True if a PodGroup of this name can be one that the operator has made for a job."""
+    """Return True if the operator may have made a PodGroup of this name for a job."""
     stem, _, attempt = group.rpartition("-")
     return stem == job and attempt.isdecimal()
 
@@ -183,12 +183,12 @@ class Identity(NamedTuple):
 
 
 def is_own_volume(name: str) -> bool:
-    """Return True for the name of a volume that only the operator gives."""
+    """Return True for a volume name reserved for the operator."""
     return name.startswith(VOLUME_PREFIX)
 
 
 def is_own_path(path: str) -> bool:
-    """Return True for a path at which only the operator mounts volumes."""
+    """Return True for a mount path reserved for the operator."""
     return path == FOLDER or path.startswith(f"{FOLDER}/")
 
 
@@ -198,7 +198,7 @@ def pod_on_node(pod: str, node: str) -> str:
 
 
 def hostname(attempt: int, index: int) -> str:
-    """Return the host name of a pod that was created in an attempt.
+    """Return the host name of a pod created in an attempt.
 
     c10d sorts the agents' addresses as strings to assign ranks, and a gang may have pods of
     different attempts. So the name begins with the index, always with four digits.
@@ -217,7 +217,7 @@ def rendezvous_endpoint(job: str, attempt: int, address: str = "") -> str:
 def rendezvous_port(attempt: int) -> int:
     """Return the port of an attempt. A member must not find the store of the attempt before.
 
-    A pod that stays may still run that, while it writes a checkpoint.
+    A kept pod may still run the old store, while it writes a checkpoint.
     """
     return RENDEZVOUS_PORT + 2 * (attempt % RENDEZVOUS_PORTS)
 
@@ -225,7 +225,7 @@ def rendezvous_port(attempt: int) -> int:
 def rendezvous_id(uid: str, attempt: int) -> str:
     """Return the id of an attempt's rendezvous.
 
-    Each attempt has its own: a rendezvous that was closed cannot be opened again, and a process of
-    an older attempt must not join.
+    Each attempt has its own: a closed rendezvous cannot be opened again, and a process of an older
+    attempt must not join.
     """
     return f"{uid}-{attempt}"

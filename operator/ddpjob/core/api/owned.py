@@ -1,4 +1,4 @@
-"""The owner of an object: the job that controls it."""
+"""The owner of an object: its controlling job."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def owner_of(obj: Dict) -> Identity | None:
 def owned_metadata(
     owner: Identity, name: str, labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of an object that a job controls."""
+    """Return the metadata of an object controlled by a job."""
     reference = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

@@ -1,7 +1,7 @@
 """Parts of a status: how they are read, written and described, as their fields declare it.
 
-A part is a frozen dataclass whose fields are made by `entry` of core/api/entries.py. The form of a
-class is computed once, since the operator reads thousands of statuses.
+A part is a frozen dataclass with fields made by `entry` of core/api/entries.py. The form of a class
+is computed once, since the operator reads thousands of statuses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ def read(cls: type[P], data: Any) -> P:
 
 
 def write(part: Any) -> dict[str, Any]:
-    """Return a part as an object of a manifest, without fields that have their default."""
+    """Return a part as an object of a manifest. Fields with their default are left out."""
     own, internal = form_of(type(part)).write(part)
     if internal:
         own[OPERATOR] = internal
@@ -74,7 +74,7 @@ def differs(old: Any, new: Any) -> bool:
 
 
 def catch_up(part: P, now: datetime) -> P:
-    """Return a part whose clocks are not ahead of `now`, as after a clock was set back."""
+    """Return a part without clocks ahead of `now`, as after a clock was set back."""
     caught_up: P = form_of(type(part)).catch_up(part, now)
     return caught_up
 
@@ -86,8 +86,8 @@ def catch_up(part: P, now: datetime) -> P:
 class Codec:
     """How values of one type are read, written and described.
 
-    `read` returns None for a value that cannot be read. `write` is None if a value is written as it
-    is. `form` is that of the part, or of the parts in the list.
+    `read` returns None for an unreadable value. `write` is None if a value is written as it is.
+    `form` is the form of the part, or of the parts in the list.
     """
 
     read: Callable[[Any], Any]
@@ -139,7 +139,7 @@ def _string(value: Any) -> str | None:
 
 
 def _string_codec(choices: Sequence[str]) -> Codec:
-    # A member of an enumeration is written as the string that it is.
+    # A member of an enumeration is written as a plain string.
     if not choices:
         return Codec(_string, str, {"type": "string"})
 
@@ -271,7 +271,7 @@ class Form:
     """The fields of a class, and what follows from them.
 
     - `written`: the fields and the computed ones, in the order of the manifest.
-    - `empty`: the part without any value; None if it has a field that is required.
+    - `empty`: the part without any value; None if it has a required field.
     - `clocks`: the fields with times that must not be ahead of the clock.
     - `values`: returns the values of a part's fields.
 
@@ -296,7 +296,7 @@ class Form:
         self._internal = [_row(slot) for slot in alone if slot.internal]
 
     def read(self, own: Dict, internal: Dict) -> Any:
-        """Return the part in two objects, or None if a field is missing that is required."""
+        """Return the part in two objects, or None if a required field is missing."""
         values: dict[str, Any] = {}
         _read_fields(values, own, self._own)
         if internal:
@@ -312,7 +312,7 @@ class Form:
         return self.cls(**values)
 
     def write(self, part: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the object of a part, and that of its internal fields."""
+        """Return the object of a part, and the object of its internal fields."""
         own: dict[str, Any] = {}
         internal: dict[str, Any] = {}
         for (slot, default, write_value), value in zip(self._written, self._get(part), strict=True):
@@ -385,7 +385,7 @@ def _computed(cls: type[Any]) -> Iterator[Slot]:
 
 
 def _in_order(slots: Iterable[Slot], others: Sequence[Slot]) -> Iterator[Slot]:
-    """Yield the fields, each followed by the computed ones that come after it."""
+    """Yield the fields, each followed by its computed ones. The other computed ones come last."""
     for slot in slots:
         yield slot
         yield from (other for other in others if other.entry.after == slot.name)
@@ -419,7 +419,7 @@ def _matters(slot: Slot, before: Any, after: Any) -> bool:
 
 
 def _caught_up(slot: Slot, value: Any, now: datetime) -> Any:
-    """Return a value of a field without times that are ahead of `now`."""
+    """Return a value of a field without times ahead of `now`."""
     if value is None:
         return None
     if slot.codec.is_list:

@@ -1,4 +1,4 @@
-"""The fields of a spec that have Kubernetes' own shapes, and what the operator sets of a pod.
+"""The fields of a spec with Kubernetes' own shapes, and what the operator sets of a pod.
 
 Their shapes and changes are declared in pod_shapes.yaml.
 """
@@ -15,7 +15,7 @@ POD_TEMPLATE = "podTemplate"
 # Seconds between SIGTERM and SIGKILL of a pod, unless podTemplate sets another number.
 GRACE_SECONDS = 45
 
-# Fields that the operator sets in every pod, so podTemplate must not.
+# The operator sets these fields in every pod, so podTemplate must not.
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
 OWNED_TRAINER_FIELDS = (
     "command",
@@ -65,10 +65,10 @@ def read_pod_template(value: Any) -> dict[str, Any]:
 
 
 def find_unknown_pod_fields(spec: Dict) -> Iterator[str]:
-    """Yield a sentence for each field within the pod fields that Kubernetes does not have."""
+    """Yield a sentence for each field within the pod fields that Kubernetes does not know."""
     for key in pod_field_names():
         yield from shapes.unknown_fields(spec.get(key), shapes.shapes()[key], f"spec.{key}")
-    # Which fields podTemplate has is checked with the spec's own fields.
+    # The fields of podTemplate itself are checked with the spec's own fields.
     shape = shapes.shapes()[POD_TEMPLATE]["properties"]["spec"]
     pod = child(spec.get(POD_TEMPLATE), "spec")
     yield from shapes.unknown_fields(pod, shape, f"spec.{POD_TEMPLATE}.spec")
@@ -76,12 +76,12 @@ def find_unknown_pod_fields(spec: Dict) -> Iterator[str]:
 
 # The checks of the rules for pod fields (spec_rules.py). Each raises SpecError.
 
-# A queue that gave room to single pods would hold a gang in part.
+# If a queue gave room to single pods, it would hold a gang in part.
 QUEUE_OF_POD = f"{LABEL_QUEUE} belongs to the job; set it in metadata.labels"
 
 
 def check_variables(env: Any, where: str) -> None:
-    """Refuse variables that torchrun sets for each process."""
+    """Refuse variables set by torchrun for each process."""
     for item in env or ():
         name = item["name"]
         if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
@@ -125,7 +125,7 @@ def check_images(pod: Dict) -> None:
 
 
 def check_working_dir(pod: Dict) -> None:
-    """Refuse a working directory of the container trainer, which is that of spec.code."""
+    """Refuse a working directory of the container trainer: spec.code sets it."""
     for where, container in _trainers(pod):
         if container.get("workingDir"):
             raise SpecError(
@@ -135,7 +135,7 @@ def check_working_dir(pod: Dict) -> None:
 
 
 def check_startup_probe(pod: Dict) -> None:
-    """Refuse a startup probe of the container trainer, which is that of spec.setup."""
+    """Refuse a startup probe of the container trainer: spec.setup has its own."""
     for where, container in _trainers(pod):
         if container.get("startupProbe") is not None:
             raise SpecError(

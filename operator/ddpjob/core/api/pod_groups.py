@@ -1,11 +1,11 @@
 """The schedulers that start a gang whole or not at all, and their PodGroups.
 
-A row for each API: this is the only place that knows its fields. A PodGroup says how many pods must
-fit together, and each pod names its group.
+Each API has a row, and its fields are known only here. A PodGroup says how many pods must fit
+together, and each pod names its group.
 
 Sources: KEP-4671 (Kubernetes itself, scheduling.k8s.io/v1beta1 of Kubernetes 1.37), Volcano's
-PodGroup (scheduling.volcano.sh/v1beta1) and that of the plugin coscheduling of scheduler-plugins
-(scheduling.x-k8s.io/v1alpha1).
+PodGroup (scheduling.volcano.sh/v1beta1) and the PodGroup of the plugin coscheduling of
+scheduler-plugins (scheduling.x-k8s.io/v1alpha1).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,16 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of PodGroups. Paths are those of fields, from the top of an object.
+    """A kind of PodGroups. Paths lead to fields, from the top of an object.
 
     - `count`: the number of pods that must fit together.
     - `of_pod`: the field in which a pod names its group.
-    - `schedulers`: the schedulers that know the kind. Pods without a scheduler get the first one.
-    - `fixed`: fields that each group has. `priority`: the name of its PriorityClass.
-    - `topology`: the constraint that all pods run in one domain.
+    - `schedulers`: the schedulers for the kind. Pods without a scheduler get the first one.
+    - `fixed`: fields of each group. `priority`: the name of its PriorityClass.
+    - `topology`: the constraint to run all pods in one domain.
     - `queue`: the name of a queue. A pod has it in the annotation `queue_of_pod`.
-    - `waits`: type and status of the condition whose message says why the gang waits, and
-      `scheduled`: those of one that ends it.
+    - `waits`: type and status of a condition. Its message says why the gang waits.
+    - `scheduled`: type and status of the condition for the end of the wait.
     """
 
     name: str
@@ -112,7 +112,7 @@ BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 
 class GroupName(NamedTuple):
-    """What a pod names as its group: the name of a row, and that of the PodGroup."""
+    """The group of a pod: the name of a row, and the name of the PodGroup."""
 
     backend: str
     name: str
@@ -142,7 +142,7 @@ class PodGroup:
 
 
 def group_of_pod(body: Dict) -> GroupName | None:
-    """Return the group that a pod names, or None."""
+    """Return the group named by a pod, or None."""
     for backend in BACKENDS:
         name = _value_at(body, backend.of_pod)
         if isinstance(name, str) and name:

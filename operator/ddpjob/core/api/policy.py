@@ -26,13 +26,13 @@ from ddpjob.core.api.times import MAX_INT32
 # Each restart in a window is kept in the status, so their number is bounded.
 MAX_BUDGET = 1000
 
-# argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
-# the script.
+# argparse ends a wrongly used script with this code, and so does Python if it cannot find the
+# script.
 WRONG_USE = 2
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods of a finished job are deleted."""
+    """The pods to delete after the end of a job."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -40,7 +40,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class Heartbeat(StrEnum):
-    """What counts as a sign of life of a worker: a file that it touches, or its output."""
+    """What counts as a worker's sign of life: a file that it touches, or its output."""
 
     FILE = "File"
     LOG = "Log"
@@ -63,29 +63,29 @@ class FailurePolicy(Declared):
         le=MAX_BUDGET,
     )
     max_announced: Int | None = entry(
-        """Maximum number of gang restarts after disruptions that were announced, such as a drain.
-        Without it, they are not limited.""",
+        """Maximum number of gang restarts after announced disruptions, such as a drain. Without it,
+        they are not limited.""",
         None,
         name="maxAnnouncedDisruptions",
         ge=0,
         le=MAX_BUDGET,
     )
     window: Seconds | None = seconds(
-        """Restarts that are older do not count against the budgets. Without it, all of them
-        count.""",
+        """Restarts older than the window do not count against the budgets. Without a window, all
+        of them count.""",
         name="windowSeconds",
     )
     non_retryable: Items[Annotated[Int, Field(ge=1, le=255)]] = entry(
-        """Exit codes of a worker that end the job at once. 2 is what argparse ends with after wrong
-        use. A signal has 128 and its number.""",
+        """The job fails at once if a worker ends with one of these exit codes. argparse ends with 2
+        after wrong use. A signal has the code 128 plus its number.""",
         (WRONG_USE,),
         name="nonRetryableExitCodes",
         max_length=32,
     )
     max_attempts_without_progress: Int = entry(
-        """Number of attempts without progress that end the job: they failed at or before the step
-        at which they began. Only attempts count whose output has JSON lines with step. Attempts
-        that were disrupted, resized or suspended do not count.""",
+        """The job fails after so many attempts without progress: they failed at or before the step
+        at which they began. An attempt counts only if its output has JSON lines with step.
+        Disrupted, resized and suspended attempts do not count.""",
         5,
         ge=1,
         le=MAX_ATTEMPTS,
@@ -94,7 +94,7 @@ class FailurePolicy(Declared):
     def is_retryable(self, exit_code: int | None) -> bool:
         """Return False for a code that ends the job.
 
-        torchrun reports a signal as a negative number, a shell as 128 and that number.
+        torchrun reports a signal as its negative number, a shell as 128 plus its number.
         """
         if exit_code is None:
             return True
@@ -107,9 +107,9 @@ class Lifecycle(Declared):
     """When a job waits, ends and is cleaned up."""
 
     recovery: Recovery | None = entry(
-        """With InPlace, pods that did nothing wrong stay for the next attempt; their agents start
-        torchrun anew. With Recreate, every attempt gets new pods. By default InPlace if the job has
-        a checkpoint, or mounts a claim or a network volume that it can write to, else Recreate.""",
+        """With InPlace, healthy pods stay for the next attempt; their agents start torchrun anew.
+        With Recreate, every attempt gets new pods. By default InPlace if the job has a checkpoint,
+        or mounts a writable claim or network volume, else Recreate.""",
         None,
         change=Change.ALWAYS,
     )
@@ -130,14 +130,14 @@ class Lifecycle(Declared):
     )
     suspended: Bool = entry(
         """While true, the job has no pods. They get SIGTERM and their grace period. When it is set
-        to false, a new attempt begins, which uses no budget.""",
+        to false, a new attempt begins. It uses no budget.""",
         False,
         name="suspend",
         change=Change.ALWAYS,
     )
     retries: Int = entry(
-        """A Failed job is taken up again each time that this number grows. It keeps its counters,
-        its history and its checkpoints; its budgets and its active time begin anew. See `ddpjob
+        """Each time this number grows, a Failed job is taken up again. It keeps its counters, its
+        history and its checkpoints; its budgets and its active time begin anew. See `ddpjob
         retry`.""",
         0,
         change=Change.ALWAYS,
@@ -145,17 +145,16 @@ class Lifecycle(Declared):
         le=MAX_INT32,
     )
     active_deadline: Seconds | None = seconds(
-        """The job fails after so many seconds of active time, from the first pod on, without the
-        time in which it was suspended.""",
+        """The job fails after so many seconds of active time, from the first pod on. Suspended time
+        does not count.""",
         name="activeDeadlineSeconds",
         change=Change.ALWAYS,
     )
     startup_deadline: Seconds | None = seconds(
-        """The job fails if not all nodes of an attempt are ready after so many seconds, that is, if
-        their workers have not met. The time of setup counts. Back-off, the wait for old pods, the
-        time in which the job gives way to an older one, and the time in which a scheduling gate
-        holds the pods do not count. An attempt whose rendezvous timed out does not begin the time
-        anew.""",
+        """The job fails if not all nodes of an attempt are ready after so many seconds. They are
+        ready when their workers have met. The time of setup counts. Back-off, the wait for old
+        pods, the wait for an older job, and the time of pods held by a scheduling gate do not
+        count. A rendezvous timeout does not begin the time anew.""",
         name="startupDeadlineSeconds",
         change=Change.ALWAYS,
     )
@@ -166,14 +165,13 @@ class Lifecycle(Declared):
         low=0,
     )
     clean_pods: CleanPodPolicy = entry(
-        """Pods that are deleted when the job has finished: None, Running (those that have not
-        ended) or All.""",
+        """Pods to delete when the job has finished: None, Running (those not ended yet) or All.""",
         CleanPodPolicy.RUNNING,
         name="cleanPodPolicy",
         change=Change.ALWAYS,
     )
     managed_by: Text = entry(
-        """Controller that manages the job. The operator leaves a job with another value than
+        """Controller of the job. The operator leaves a job with another value than
         ddpjob.dev/operator alone.""",
         names.CONTROLLER,
         min_length=1,

@@ -1,8 +1,7 @@
 """Accelerator profiles: the devices of a kind of node, and the needs of its processes.
 
-The profiles are rows of data in `profiles/*.yaml`. A row is the only place that describes an
-accelerator. `make generate` writes its name, sizes and description into the other files that have
-them.
+The profiles are rows of data in `profiles/*.yaml`. An accelerator is described only in its row.
+`make generate` copies its name, sizes and description into other files.
 """
 
 import re
@@ -33,15 +32,14 @@ class Profile:
     # The trainer's image for these nodes. `ddpjob init` writes it into manifests.
     trainer_image: str
 
-    # Extended resources that a pod requests, by name.
+    # Extended resources requested by a pod, by name.
     devices: Mapping[str, int] = field(default_factory=dict)
 
-    # The number of processes per node, or the device of which each process has one.
+    # The number of processes per node, or the kind of device with one process for each.
     processes: int = 1
     process_per: str = ""
 
-    # Numbers of processes that one node supports, if not all. Each of several nodes has
-    # `processes`.
+    # Supported numbers of processes on one node, if not all. Each of several nodes has `processes`.
     process_counts: tuple[int, ...] = ()
 
     # Why a job has only one node, as the end of a sentence: "has no network". Empty: it can have
@@ -53,7 +51,7 @@ class Profile:
     tolerations: tuple[Dict, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
-    # The variable of a folder for compiled programs, which each node keeps beside the checkpoints.
+    # The variable of a folder for compiled programs. Each node has its own beside the checkpoints.
     node_cache_variable: str = ""
 
     # The default of `spec.fastStart`.
@@ -77,7 +75,7 @@ def catalog() -> Mapping[str, Profile]:
 
 
 def _read_profile(name: str, row: Dict) -> Profile:
-    """Return the profile of a row. Raises TypeError for a field that is missing or not known."""
+    """Return the profile of a row. Raises TypeError for a missing or unknown field."""
     fields: dict[str, Any] = {}
     for key, value in row.items():
         attribute = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-# An object of a manifest: a JSON object that is only read.
+# An object of a manifest: a read-only JSON object.
 Dict = Mapping[str, Any]
 
 # Longest quotation of a user's value in a message, in characters.
@@ -24,7 +24,7 @@ def quoted(value: Any) -> str:
     """Return a user's value as JSON, shortened if it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    # YAML has values that JSON has not: dates as keys, and lists that contain themselves.
+    # YAML has values unknown to JSON: dates as keys, and lists that contain themselves.
     except (TypeError, ValueError, RecursionError):
         text = _representation(value)
     if len(text) <= MAX_QUOTED:

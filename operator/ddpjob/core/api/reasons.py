@@ -1,11 +1,10 @@
 """The reasons of a job, as a table: each with its meaning and what to do.
 
 A reason is in the column REASON, in `status.lastFailure` and `status.attempts`, or in a condition.
-This is the only place that describes it: `make generate` writes these rows into a page of the
-documentation, and `ddpjob status` refers to them. Texts are Markdown, and their links start from
-the page.
+It is described only here: `make generate` writes these rows into a page of the documentation, and
+`ddpjob status` refers to them. Texts are Markdown, and their links start from the page.
 
-Kubelets, schedulers and the API server have reasons of their own, which the page describes.
+Kubelets, schedulers and the API server have reasons of their own. The page describes them too.
 """
 
 from enum import StrEnum
@@ -34,10 +33,10 @@ class Reason(StrEnum):
 
     @property
     def anchor(self) -> str:
-        """Return the name of the row in the page, by which a link finds it."""
+        """Return the name of the row in the page, for links to it."""
         return f"reason-{self.lower()}"
 
-    # A job that starts and runs.
+    # From the start of a job to its end.
 
     CREATING_PODS = "CreatingPods", "the operator creates the pods of an attempt"
     STARTING = (
@@ -50,22 +49,22 @@ class Reason(StrEnum):
         "SettingUp",
         "all containers run, and the pods in the message run `spec.setup`",
         "usually nothing: `ddpjob logs` prints the output, and `setupTimeoutSeconds` limits the "
-        "time. An image that has the packages starts sooner",
+        "time. An image with the packages starts sooner",
     )
     WAITING_FOR_PEERS = (
         "WaitingForPeers",
         "all containers have run for a minute, and the workers of the pods in the message have not "
         "met the others; the job goes on by itself once they meet, and `startupDeadlineSeconds` "
         "limits the wait",
-        "look at the log of the pod. An error of name resolution or a connection that times out: "
-        "see [names and networks](troubleshooting.md#names-and-networks); `ddpjob doctor` finds a "
-        "NetworkPolicy that keeps the pods apart. Otherwise look for other numbers of nodes in "
-        "`args`, and for a rendezvous or launcher of the script's own",
+        "look at the log of the pod. For an error of name resolution or a connection timeout, see "
+        "[names and networks](troubleshooting.md#names-and-networks); `ddpjob doctor` finds a "
+        "NetworkPolicy between the pods. Otherwise look for other numbers of nodes in `args`, and "
+        "for a rendezvous or launcher of the script's own",
     )
     NODES_RUNNING = "NodesRunning", "the job trains"
     SUCCEEDED = "Succeeded", "Complete"
 
-    # A job that waits.
+    # Why a job waits.
 
     UNSCHEDULABLE = (
         "Unschedulable",
@@ -74,7 +73,7 @@ class Reason(StrEnum):
     )
     CLAIM_NOT_FOUND = (
         "ClaimNotFound",
-        "the pods mount a PersistentVolumeClaim that does not exist in the namespace of the job",
+        "the pods mount a PersistentVolumeClaim, and the job's namespace has no claim of this name",
         "create the claim: the job then starts by itself; or submit the job again with another one",
     )
     GATED = (
@@ -104,16 +103,16 @@ class Reason(StrEnum):
     )
     POD_SECURITY = (
         "PodSecurity",
-        "the namespace enforces a level that the pods do not meet",
-        "set `spec.podSecurity: Restricted`, which may change at any time, or `podSecurity: "
+        "the pods do not meet the level enforced by the namespace",
+        "set `spec.podSecurity: Restricted` (it may change at any time), or `podSecurity: "
         "restricted` in the chart's values",
     )
     NAME_IN_USE = (
         "NameInUse",
         "a Service or pod with this name belongs to another object, or to an earlier job that has "
         "not ended; or the ConfigMap of the agent has other content",
-        "rename the job; or wait for the last pod of the earlier job, which may be writing its "
-        "checkpoint; or delete the ConfigMap that the message names, and find out [who wrote "
+        "rename the job; or wait for the last pod of the earlier job, as it may be writing its "
+        "checkpoint; or delete the ConfigMap named in the message, and find out [who wrote "
         "it](../../SECURITY.md#configmaps)",
     )
     NAMESPACE_ENDING = (
@@ -136,8 +135,8 @@ class Reason(StrEnum):
     )
     WAITING_FOR_OLD_PODS = (
         "WaitingForOldPods",
-        "pods of the previous attempt have not ended; the message names one, its node, and what "
-        "that waits for",
+        "pods of the previous attempt have not ended; the message names one, its node, and the "
+        "cause of the wait",
         "usually nothing: a pod on a dead node is [deleted by force](faults.md#dead-nodes). If the "
         "message has a command, run it once you know that the node is down",
     )
@@ -148,7 +147,7 @@ class Reason(StrEnum):
     )
     YIELDED = (
         "YieldedToOlderJob",
-        "the job gave its pods back to an older one that was incomplete too",
+        "the job gave its pods back, because an older job was incomplete too",
         "wait: it goes on when the older one runs, after 10 minutes at the latest",
     )
     SUSPENDED = "Suspended", "`spec.suspend` is true", "set it to false"
@@ -165,8 +164,8 @@ class Reason(StrEnum):
     )
     NO_QUEUE = (
         "QueueUnavailable",
-        "the job has the label of a queue, and the operator cannot ask for room there; a job that "
-        "runs goes on",
+        "the job has the label of a queue, and the operator cannot ask for room there; a running "
+        "job goes on",
         "the message says what is missing",
     )
     NO_GANGS = (
@@ -200,8 +199,8 @@ class Reason(StrEnum):
     )
     NOT_RESUMED = (
         "NotResumed",
-        "a pod that had stayed for the attempt ended before it took part; usually it was lost, or "
-        "failed, together with the one that had been counted",
+        "a pod kept for the attempt ended before it took part; usually it was lost, or failed, "
+        "together with the pod counted before",
         "nothing, unless it repeats",
     )
     RENDEZVOUS_TIMEOUT = (
@@ -230,7 +229,7 @@ class Reason(StrEnum):
     )
     PEER_HANGS = (
         "PeerHangs",
-        "the other pods waited too long for the named pod, whose agent answers the operator: its "
+        "the other pods waited too long for the named pod. Its agent answers the operator, so its "
         "node and its network work. It counts as a hang",
         "look at the script: does this rank do something that takes longer than the time-out of "
         "the process group?",
@@ -238,22 +237,22 @@ class Reason(StrEnum):
     ENDED_EARLY = (
         "EndedEarly",
         "a rank ended with exit code 0 while others were still training, and they lost it",
-        "make the same number of steps on all ranks: uneven data needs `drop_last`, a sampler that "
-        "pads, or `Join`",
+        "make the same number of steps on all ranks: uneven data needs `drop_last`, a sampler with "
+        "padding, or `Join`",
     )
     SETUP_FAILED = (
         "SetupFailed",
         "`spec.setup` failed in the named pod, or took longer than `setupTimeoutSeconds`. The "
         "message has its last line. It counts as a failure, and is tried again",
         "read the output with `ddpjob logs`. If the index of packages did not answer, check that "
-        "the pods may reach it, or use an image that has the packages",
+        "the pods may reach it, or use an image with the packages",
     )
     NODE_UNREACHABLE = (
         "NodeUnreachable",
         "the node is dead: it does not answer, or does not exist any more",
         NEXT_NODES,
     )
-    NODE_ENDING = "NodeEnding", "the node has a taint that announces its end", NEXT_NODES
+    NODE_ENDING = "NodeEnding", "the node has a taint announcing its end", NEXT_NODES
     NODE_SHUTDOWN = "NodeShutdown", "the node shuts down", NEXT_NODES
     NODE_RESTARTED = "NodeRestarted", "the node has restarted", NEXT_NODES
 
@@ -286,14 +285,14 @@ class Reason(StrEnum):
         "Failed: the job never trained, and attempts on new pods ended by the same ImportError, "
         "SyntaxError, NameError, AttributeError, TypeError or `no kernel image is available` "
         "([what is not repeated](faults.md#what-is-not-repeated))",
-        "correct the script, or use an image that has what the message names",
+        "correct the script, or use an image with what the message names",
     )
     NO_PROGRESS = (
         "NoProgress",
         "Failed: `failurePolicy.maxAttemptsWithoutProgress` attempts failed at or before the step "
         "at which they began",
-        "see `status.attempts`; correct the cause, or remove the checkpoint or the data at which "
-        f"each attempt fails; then {RETRY}",
+        "see `status.attempts`; correct the cause, or remove the faulty checkpoint or data; then "
+        f"{RETRY}",
     )
     DEADLINE = (
         "DeadlineExceeded",
@@ -303,19 +302,19 @@ class Reason(StrEnum):
     STARTUP_DEADLINE = (
         "StartupDeadlineExceeded",
         "Failed: not all nodes ran within `startupDeadlineSeconds`. If one reason blocked them, "
-        "such as Unschedulable, the job has that reason instead",
+        "such as Unschedulable, the job has this reason instead",
         "see what blocked them in the message",
     )
     INVALID_POD = (
         "InvalidPod",
         "the API server refuses the pod as invalid, or the operator cannot render a pod from the "
         "spec. Failed if the job never had a pod; later it is tried again with back-off",
-        "a new job: create it again with a correct spec; a job that ran: look for a policy or a "
-        "webhook that changes pods. The message and the operator's log have details",
+        "a new job: create it again with a correct spec; a job with earlier pods: look for a "
+        "policy or webhook that changes pods. The message and the operator's log have details",
     )
     INVALID_SPEC = (
         "InvalidSpec",
-        "the operator cannot read a spec that the API server accepted: CRD and operator have "
+        "the operator cannot read a spec accepted by the API server: CRD and operator have "
         "different versions",
         "upgrade the older one; until then the operator does not change the pods",
     )

@@ -1,7 +1,7 @@
 """Whether pods stay for the next attempt of a job.
 
-A pod that stays has its files, and a new one has not. A script that saves checkpoints there would
-resume from two epochs, and hang. So pods stay by default only if it can save them elsewhere.
+A kept pod has its files, and a new one has not. A script with its checkpoints there would resume
+from two epochs, and hang. So pods stay by default only if it can save its checkpoints elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,8 @@ from ddpjob.core.api import names
 from ddpjob.core.api.merge import merge
 from ddpjob.core.api.readers import Dict, child, children
 
-# Kinds of volumes whose files all pods of a job see. An `ephemeral` claim belongs to one pod, and a
-# `hostPath` to one node.
+# Kinds of volumes with the same files for all pods of a job. An `ephemeral` claim belongs to one
+# pod, and a `hostPath` to one node.
 SHARED_VOLUMES = (
     *("persistentVolumeClaim", "nfs", "csi", "cephfs", "glusterfs", "azureFile", "quobyte"),
     *("portworxVolume", "flexVolume", "rbd", "iscsi", "fc", "cinder", "scaleIO", "storageos"),
@@ -30,7 +30,7 @@ class Recovery(StrEnum):
 
 
 def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
-    """Return the name of a shared volume that the trainer of the merged pod can write to, or ""."""
+    """Return the name of a shared volume that the merged pod's trainer can write to, or ""."""
     trainer = {"name": names.TRAINER, "volumeMounts": pod_fields.get("volumeMounts", [])}
     base = {"volumes": pod_fields.get("volumes", []), "containers": [trainer]}
     pod_spec = merge(base, child(pod_template, "spec"))

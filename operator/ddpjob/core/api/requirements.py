@@ -1,7 +1,7 @@
 """What a setup installs with pip: packages without a version, and lists of requirements.
 
-It is for advice. What the text does not show, such as `$LIST` or a list that the setup itself
-makes, is left out: a missing warning costs nothing, and a wrong one costs trust.
+It is for advice. What the text does not show, such as `$LIST` or a list made by the setup itself,
+is left out: a missing warning costs nothing, and a wrong one costs trust.
 """
 
 import posixpath
@@ -38,7 +38,7 @@ MOVES = ("cd", "pushd", "git", "curl", "wget", "tar", "unzip")
 
 @dataclass
 class Installed:
-    """What a setup installs: packages without a version, and the lists that it names."""
+    """What a setup installs: packages without a version, and lists of requirements."""
 
     unpinned: list[str] = field(default_factory=list)
     lists: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ def read_setup(setup: str) -> Installed:
             one = _read_words(rest)
             found.unpinned += [] if is_pinned else one.unpinned
             found.lists += [] if is_pinned else one.lists
-    # A list that is named twice is probably made by the setup.
+    # A list named twice is probably made by the setup.
     known = [path for path in found.lists if _is_known(path) and setup.count(path) == 1]
     found.lists = [] if moves else [posixpath.normpath(path) for path in known]
     return found
@@ -106,7 +106,7 @@ def _is_known(path: str) -> bool:
 
 
 def _unpinned_in(path: str, files: Mapping[str, bytes], seen: set[str]) -> list[str]:
-    """Return the packages without a version in a list, and in those that it names."""
+    """Return the packages without a version in a list, and in the lists named by it."""
     seen.add(path)
     text = files.get(path, b"").decode(errors="replace").replace("\\\n", " ")
     found: list[str] = []

@@ -32,12 +32,12 @@ class Spec:
     - `nproc_per_node` and `devices` (extended resources of a pod, by name) are resolved: `auto` has
       become what the accelerator's profile gives.
     - torchrun is started by `command`, `torchrun_args`, the flags of the operator, and `args`.
-      `python` is the interpreter of the agent; an empty one is that of torchrun.
+      `python` is the interpreter of the agent; if empty, the agent uses torchrun's.
     - `fast_start`: torchrun and the workers are forks of a process that has imported torch.
-    - `restricted`: the pods follow the Pod Security level restricted; None leaves that to the
+    - `restricted`: the pods follow the Pod Security level restricted; None leaves the choice to the
       administrator.
-    - `unknown_fields`: paths of fields that this version ignores. `unused_devices`: devices that
-      the job requests and its accelerator does not use.
+    - `unknown_fields`: paths of fields ignored by this version. `unused_devices`: requested devices
+      not used by the accelerator.
     """
 
     image: str
@@ -66,9 +66,9 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Spec":
-        """Read a spec. Raises SpecError for the first field that is wrong.
+        """Read a spec. Raises SpecError for the first wrong field.
 
-        A field that is not known is ignored, since a newer CRD may have it.
+        An unknown field is ignored, since a newer CRD may have it.
         """
         written = read_spec(data)
         check_rules(written)
@@ -76,7 +76,7 @@ class Spec:
 
     @classmethod
     def from_user(cls, data: Any) -> "Spec":
-        """Read a spec as a user wrote it. Raises SpecError also for a field that is not known."""
+        """Read a spec as a user wrote it. Raises SpecError also for an unknown field."""
         refuse_unknown_fields(require_object(data, "spec"))
         return cls.from_dict(data)
 
@@ -86,7 +86,7 @@ class Spec:
 
     @property
     def recovery(self) -> tuple[Recovery, str]:
-        """Return whether pods stay for the next attempt, and what decides that."""
+        """Return whether pods stay for the next attempt, and what decides it."""
         if self.lifecycle.recovery:
             return self.lifecycle.recovery, "spec.recovery"
         if self.checkpoint:
@@ -102,7 +102,7 @@ class Spec:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Return what to do about what is allowed, but is probably a mistake."""
+        """Return what to do about settings that are allowed, but are probably a mistake."""
         versions = version_advice(read_setup(self.setup).unpinned)
         return tuple(filter(None, (self.device_advice, self.variable_advice, versions)))
 
@@ -115,13 +115,13 @@ class Spec:
 
     @property
     def variable_advice(self) -> str:
-        """Return what to do about a variable that nothing expands, or nothing."""
+        """Return what to do about a variable that nothing expands, or an empty string."""
         words = (*self.command, *self.torchrun_args)
         return variable_advice(self.args, words, self.known_variables)
 
     @property
     def device_advice(self) -> str:
-        """Return what to do about devices that the accelerator does not use, or nothing."""
+        """Return what to do about devices not used by the accelerator, or an empty string."""
         if not self.unused_devices:
             return ""
         device = self.unused_devices[0]

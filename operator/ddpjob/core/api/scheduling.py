@@ -1,4 +1,4 @@
-"""The part of a spec that decides how the pods of an attempt get their nodes."""
+"""The part of a spec for the scheduling of an attempt's pods."""
 
 from pydantic.dataclasses import dataclass as declared
 
@@ -8,7 +8,7 @@ from ddpjob.core.api.pod_groups import GangChoice
 
 @declared(frozen=True, slots=True, config=CONFIG)
 class Topology(Declared):
-    """Nodes that are near each other: those with the same value of a label.
+    """Nodes near each other, with the same value of a label.
 
     Exactly one of the fields is set.
     """
@@ -21,7 +21,7 @@ class Topology(Declared):
         max_length=317,
     )
     preferred: Text = entry(
-        """Label of nodes. Pods run on nodes with the same value if that is possible.""",
+        """Label of nodes. Pods run on nodes with the same value if possible.""",
         "",
         min_length=1,
         max_length=317,
@@ -42,8 +42,8 @@ class Scheduling(Declared):
 
     gang: GangChoice = entry(
         """Who starts all pods of an attempt or none. Auto: Kubernetes itself, if the cluster serves
-        PodGroups of scheduling.k8s.io/v1beta1, the job has several nodes and no queue. Volcano and
-        Coscheduling are schedulers that an administrator has installed.""",
+        PodGroups of scheduling.k8s.io/v1beta1, and the job has several nodes and no queue. Volcano
+        and Coscheduling are schedulers installed by an administrator.""",
         GangChoice.AUTO,
         change=Change.SUSPENDED,
     )

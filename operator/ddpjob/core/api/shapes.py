@@ -20,7 +20,7 @@ from ddpjob.core.api.times import MAX_INT32
 
 FILE = "pod_shapes.yaml"
 
-# Keys of the fragments that are for this project alone.
+# Keys of the fragments for this project alone.
 OWN = "x-ddpjob-"
 CHANGE = f"{OWN}change"
 RULE = f"{OWN}rule"

@@ -4,8 +4,9 @@ The fields of `spec` stand in three groups, in the order of the CRD: Gang here, 
 policy.py, and the fields with Kubernetes' own shapes in pod_fields.py. Rules across fields are in
 spec_rules.py. Decisions read what resolved.py makes of them.
 
-In a cluster the CRD, which is written from these declarations, has checked a spec before the
-operator reads it. On one machine only `read_spec` checks it. tests/apiserver compares both.
+The CRD is written from these declarations. In a cluster, the API server has checked a spec by the
+CRD before the operator reads it. On one machine only `read_spec` checks it. tests/apiserver
+compares both.
 """
 
 import re
@@ -108,8 +109,8 @@ class Torchrun(Declared):
     """How torchrun is started."""
 
     command: Words = entry(
-        """Command that starts torchrun, such as [python, -m, torch.distributed.run], or another
-        launcher that takes its flags.""",
+        """Command to start torchrun, such as [python, -m, torch.distributed.run], or another
+        launcher with the same flags.""",
         ("torchrun",),
         min_length=1,
         max_length=64,
@@ -137,7 +138,7 @@ class Torchrun(Declared):
 
 @declared(frozen=True, slots=True, config=CONFIG)
 class Checkpoint(Declared):
-    """Claim for checkpoints, which every attempt of the job mounts.
+    """Claim for checkpoints, mounted by every attempt of the job.
 
     $DDP_CHECKPOINT_DIR is the job's folder in it.
     """
@@ -146,8 +147,7 @@ class Checkpoint(Declared):
         "Name of the PersistentVolumeClaim.", name="claimName", min_length=1, max_length=253
     )
     mount_path: Annotated[Text, AfterValidator(_absolute_path)] = entry(
-        """Path at which the claim is mounted. The job uses the folder <mountPath>/<name of the
-        job>.""",
+        """Mount path of the claim. The job uses the folder <mountPath>/<name of the job>.""",
         "/checkpoints",
         wanted="an absolute path other than '/' and without ':'",
         max_length=1024,
@@ -160,7 +160,7 @@ class Checkpoint(Declared):
 
 @declared(frozen=True, slots=True, config=CONFIG)
 class Code(Declared):
-    """Code that each attempt finds in its working directory.
+    """Code in the working directory of each attempt.
 
     Relative paths in args and in the script begin there. See `ddpjob submit --script`.
     """
@@ -194,7 +194,7 @@ class Gang(Declared):
     )
     accelerator: Annotated[Text, AfterValidator(_known_accelerator), OneOf(profiles.catalog)] = (
         entry(
-            "Accelerator profile, which sets devices, variables and tolerations.",
+            "Accelerator profile. It sets devices, variables and tolerations.",
             profiles.DEFAULT,
             min_length=1,
         )
@@ -214,7 +214,7 @@ class Gang(Declared):
     setup: Text = entry(
         """Shell text, such as `pip install -r requirements.txt`. Each pod runs it once, in the
         container trainer and in the working directory, before torch is imported. It ends at the
-        first command that fails.""",
+        first failed command.""",
         "",
         min_length=1,
         max_length=16384,
@@ -231,22 +231,22 @@ class Gang(Declared):
     scheduling: Scheduling = entry(default=Scheduling(), change=Change.SUSPENDED)
     failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)
     fast_start: Bool | None = entry(
-        """Whether torchrun and the workers of a pod are forks of one process that has imported
-        torch, which saves seconds at each start. The accelerator's profile has the default: true
+        """Whether torchrun and the workers of a pod are forks of one process with torch already
+        imported. This saves seconds at each start. The accelerator's profile has the default: true
         with cpu.""",
         None,
     )
     pod_security: Literal["None", "Restricted"] | None = entry(
         """With Restricted, the pods pass the Pod Security level restricted and run as user 1000.
-        With None, the image decides the user. By default the administrator has chosen it. A change
-        concerns pods that are created later.""",
+        With None, the image decides the user. The default is the administrator's choice. A change
+        concerns pods created later.""",
         None,
         change=Change.ALWAYS,
     )
 
     @property
     def requested_processes(self) -> int | None:
-        """Return the number of processes per node that was asked for, or None for `auto`."""
+        """Return the requested number of processes per node, or None for `auto`."""
         return None if isinstance(self.processes, str) else self.processes
 
 
@@ -265,7 +265,7 @@ GROUPS = (Gang, Lifecycle)
 
 
 def read_spec(data: Any) -> Written:
-    """Read a spec. Raises SpecError for the first field that is wrong, in order of declaration."""
+    """Read a spec. Raises SpecError for the first wrong field, in order of declaration."""
     fields = require_fields(data, "spec")
     return Written(
         gang=read(Gang, fields, "spec"),
@@ -277,7 +277,7 @@ def read_spec(data: Any) -> Written:
 
 @cache
 def known_fields() -> Mapping[str, tuple[str, ...]]:
-    """Return the fields that this version knows, by the path of their object."""
+    """Return the fields known to this version, by the path of their object."""
     found: dict[str, tuple[str, ...]] = {"spec": ()}
     for group in GROUPS:
         _add_fields(found, group, "spec")
@@ -297,7 +297,7 @@ def _add_fields(found: dict[str, tuple[str, ...]], kind: type[Any], where: str) 
 
 
 def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
-    """Return the paths of the fields of a spec that this version would ignore, sorted."""
+    """Return the sorted paths of a spec's fields that this version would ignore."""
     found = []
     for path, known in known_fields().items():
         data: Dict = fields
@@ -308,7 +308,7 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
 
 
 def refuse_unknown_fields(fields: Dict) -> None:
-    """Raise SpecError for the first field of a spec that is not known, also within pod fields."""
+    """Raise SpecError for the first unknown field of a spec, also within pod fields."""
     for path in find_unknown_fields(fields):
         # A user's key may have dots itself, as labels have.
         parent = max((p for p in known_fields() if path.startswith(f"{p}.")), key=len)

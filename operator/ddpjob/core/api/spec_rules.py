@@ -1,9 +1,9 @@
 r"""The rules across fields of a spec: a row has our check, and the clauses of the API server.
 
-A check names what it has found, which a clause cannot: its message is a constant. Nothing
-translates one into the other. tests/apiserver compares them on thousands of specs.
+A check names what it has found. A clause cannot: its message is a constant. Nothing translates one
+into the other. tests/apiserver compares them on thousands of specs.
 
-CEL has no list of words in a pattern, so words are joined with \x1f, which no command has.
+CEL has no list of words in a pattern, so words are joined with \x1f. No command has this character.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from ddpjob.core.api.torchrun_flags import FLAGS
 class Clause:
     """A sentence of the API server, and the expression that holds for a good spec.
 
-    `field` is the path of the field that the sentence is about, below the object of the rule.
+    `field` is the path of the field in the sentence, below the object of the rule.
     """
 
     message: str
@@ -35,7 +35,7 @@ class Clause:
 class Rule:
     """A rule across fields. Its clauses are about the object `at`, a path below `spec`.
 
-    `check` raises SpecError. It is None if reading the fields has already done that.
+    `check` raises SpecError. It is None if reading the fields has already done so.
     """
 
     at: str
@@ -44,7 +44,7 @@ class Rule:
 
 
 def check_rules(written: Written) -> None:
-    """Raise SpecError for the first rule that a spec breaks."""
+    """Raise SpecError for the first broken rule of a spec."""
     for rule in RULES:
         if rule.check:
             rule.check(written)
@@ -63,7 +63,7 @@ FIRST_FLAG = "self.args[0].split('=')[0]"
 
 
 def _flags() -> str:
-    """Return the pattern of words that are flags that work, each after a separator."""
+    """Return the pattern of a list of working flags, each word after a separator."""
     working = [flag for flag in FLAGS if not flag.instead]
     alone = "|".join(name for flag in working if not flag.takes_value for name in flag.spellings)
     with_value = "|".join(name for flag in working if flag.takes_value for name in flag.spellings)
@@ -180,7 +180,7 @@ PROCESSES = Rule(
 
 
 def _size_clauses() -> Iterator[Clause]:
-    """Yield the clauses for the sizes that accelerators support, as `check_size` has them."""
+    """Yield the clauses for the supported sizes of accelerators, as `check_size` has them."""
     for profile in profiles.catalog().values():
         others = f"self.accelerator != '{profile.name}'"
         if profile.one_node:
@@ -201,7 +201,7 @@ def _size_clauses() -> Iterator[Clause]:
 
 
 def _with_several_nodes(profile: Profile) -> list[str]:
-    """Return the names of profiles with the same devices that support several nodes."""
+    """Return the names of profiles with the same devices and support for several nodes."""
     same = {name for device in profile.all_devices for name in profiles.profiles_with(device)}
     return [name for name, one in profiles.catalog().items() if name in same and not one.one_node]
 
@@ -301,7 +301,7 @@ def _own_names(kind: str) -> str:
 METADATA = Rule(
     at=f"{POD_TEMPLATE}.metadata",
     clauses=(
-        # The fields of metadata are not pruned, so `dyn` also counts those that are not declared.
+        # The fields of metadata are not pruned, so `dyn` also counts undeclared fields.
         Clause(
             "must have only labels and annotations; remove the rest",
             "size(dyn(self)) == (has(self.labels) ? 1 : 0) + (has(self.annotations) ? 1 : 0)",
@@ -330,7 +330,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 def _trainer(condition: str) -> str:
-    """Return the expression that a condition holds for the container trainer, if it is there."""
+    """Return the expression for a condition on the container trainer, if there is one."""
     is_other = f"c.name != '{names.TRAINER}'"
     return f"!has(self.containers) || self.containers.all(c, {is_other} || {condition})"
 
@@ -382,7 +382,7 @@ IMAGES = Rule(
 
 
 def _trainer_beside(field: str, message: str, condition: str, check: Callable[[Any], None]) -> Rule:
-    """Return the rule that, with a field of the spec, a condition holds for the trainer."""
+    """Return the rule that a condition holds for the trainer if a field of the spec is set."""
     pod = "self.podTemplate.spec"
     cel = (
         f"!has(self.{field}) || !has(self.podTemplate) || !has({pod}) || !has({pod}.containers) || "
@@ -412,7 +412,7 @@ STARTUP_PROBE = _trainer_beside(
     pod_fields.check_startup_probe,
 )
 
-# A change of a job, which no check sees.
+# A rule for changes of a job. No check sees a change.
 RETRIES = Rule(
     at="",
     clauses=(
@@ -424,7 +424,7 @@ RETRIES = Rule(
     ),
 )
 
-# In the order in which a wrong spec is refused.
+# In the order of the checks. The first broken rule refuses a spec.
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS, TOPOLOGY),

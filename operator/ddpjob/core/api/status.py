@@ -1,7 +1,7 @@
 """The status of a DDPJob: its parts, and its form in the manifest.
 
-The status is the knowledge of the operator about a job that it cannot observe again. Each field
-declares what it is; core/api/parts.py reads and writes it.
+The status keeps what the operator knows about a job and cannot observe again. Each field declares
+what it is; core/api/parts.py reads and writes it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from ddpjob.core.api.history import (
 from ddpjob.core.api.names import MAX_NODES, Activity, Condition
 from ddpjob.core.api.parts import Part, catch_up, differs, read, write
 
-# Stray pods that the status names.
+# Stray pods named in the status.
 MAX_STRAYS = 10
 
 
@@ -34,27 +34,27 @@ MAX_STRAYS = 10
 class PodCounts(Part):
     """Pods of the current attempt, counted."""
 
-    # It bounds loops over the nodes, so a status that a person has changed must not exceed it.
+    # It bounds loops over the nodes, so its limit holds even for a status changed by a person.
     desired: int = entry(0, "Pods of the attempt.", always=True, low=0, high=MAX_NODES)
     active: int = entry(
         0, "Pods of any attempt that have not ended.", progress=True, always=True, low=0
     )
     ready: int = entry(
         0,
-        "Pods whose workers have met those of the other pods.",
+        "Ready pods. Their workers have met those of the other pods.",
         progress=True,
         always=True,
         low=0,
     )
-    succeeded: int = entry(0, "Pods that succeeded.", progress=True, always=True, low=0)
-    failed: int = entry(0, "Pods that failed.", progress=True, always=True, low=0)
+    succeeded: int = entry(0, "Succeeded pods.", progress=True, always=True, low=0)
+    failed: int = entry(0, "Failed pods.", progress=True, always=True, low=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Host(Part):
     """The node that hosts the rendezvous of an attempt.
 
-    Without an address it is node 0, a new pod, which is found by its name.
+    Without an address it is node 0, a new pod, found by its name.
     """
 
     index: int = entry(0, "Index of the node.", low=0)
@@ -65,8 +65,8 @@ class Host(Part):
 class Attempt(Part):
     """The current attempt.
 
-    To begin an attempt makes a new one, so that no field of the last attempt stays. What has to
-    outlast the attempt is not here, or is passed to the new one in `begin_attempt`.
+    Each attempt begins with a new object, so no field of the last attempt stays. What has to
+    outlast the attempt is not here, or is passed to the new object in `begin_attempt`.
     """
 
     number: int | None = entry(
@@ -74,9 +74,9 @@ class Attempt(Part):
     )
     start: datetime | None = entry(None, "Start of the attempt.", ahead=NOT_AHEAD)
     running_time: datetime | None = entry(
-        None, "Time at which all its nodes were first ready.", ahead=NOT_AHEAD
+        None, "Time when all its nodes were first ready.", ahead=NOT_AHEAD
     )
-    # From then on a missing pod is a lost pod. Before, it is one that still has to be created.
+    # From then on a missing pod is a lost pod. Before, it still has to be created.
     latched: bool = entry(False, "True once every pod of the attempt was seen.", internal=True)
     had_pods: bool = entry(
         False, "True if every pod of an attempt before was seen at some time.", internal=True
@@ -91,10 +91,10 @@ class Attempt(Part):
     )
     host: Host = entry(
         Host(),
-        "Node that hosts the rendezvous, if that is a pod of an earlier attempt.",
+        "Node with the rendezvous, if it is a pod of an earlier attempt.",
         internal=True,
     )
-    # Such pods get time to write a checkpoint, and so do pods of which it is not known.
+    # The pods of the attempt before get time for a checkpoint if they ran, or if it is not known.
     previous_ran: bool = entry(
         True,
         "False if the nodes of the attempt before were never ready all at once.",
@@ -110,7 +110,7 @@ class Attempt(Part):
         items=MAX_NODES,
     )
     undecided_since: datetime | None = clock(
-        "Time at which a failure was seen whose cause is not certain yet. It is judged 10 s later."
+        "Time when a failure of uncertain cause was first seen. It is judged 10 s later."
     )
     silent_since: datetime | None = clock(
         "Time since which pods of the gang run and are not ready. The attempt ends 120 s later.",
@@ -121,7 +121,7 @@ class Attempt(Part):
     )
     starting_seconds: int = entry(
         0,
-        "Time that the gang had waited for its nodes before, in seconds, if it has not run since.",
+        "Seconds for which the gang had waited for its nodes before, if it has not run since.",
         internal=True,
         low=0,
         long=True,
@@ -141,7 +141,7 @@ class Attempt(Part):
 
 @dataclass(frozen=True, slots=True)
 class UsedBudget(Part):
-    """The restarts that count against the budgets of `failurePolicy`, and their newest times.
+    """The restarts counted against the budgets of `failurePolicy`, and their newest times.
 
     There are as many times as a budget can need.
     """
@@ -160,8 +160,8 @@ class UsedBudget(Part):
     )
     announced: int = entry(
         0,
-        "Restarts after disruptions that were announced: a drain, a taint, a pod of higher "
-        "priority, or the shutdown of a node. failurePolicy.maxAnnouncedDisruptions limits them.",
+        "Restarts after announced disruptions: a drain, a taint, a pod of higher priority, or the "
+        "shutdown of a node. failurePolicy.maxAnnouncedDisruptions limits them.",
         always=True,
         low=0,
     )
@@ -171,11 +171,10 @@ class UsedBudget(Part):
     disruption_times: tuple[datetime, ...] = times(
         "Times of the newest restarts after lost pods, for windowSeconds."
     )
-    announced_times: tuple[datetime, ...] = times("The same for disruptions that were announced.")
+    announced_times: tuple[datetime, ...] = times("The same for announced disruptions.")
     retried: Retried = entry(
         Retried(),
-        "The spec.retries of the last beginning of the job, and the restarts that it had used by "
-        "then.",
+        "The spec.retries of the last beginning of the job, and the restarts used by then.",
         internal=True,
     )
 
@@ -193,21 +192,20 @@ class Account(Part):
         "What the job does with its time: queued, starting, training or recovering.",
         progress=True,
     )
-    since: datetime | None = entry(
-        None, "Time since which it does that.", progress=True, ahead=NOT_AHEAD
-    )
+    since: datetime | None = entry(None, "Start of this activity.", progress=True, ahead=NOT_AHEAD)
     seconds: Mapping[str, int] = entry(
         dict,
-        "Seconds of each activity before that. training begins with the first step or heartbeat of "
-        "an attempt, which is known at its end; if it is not known, when all workers have met. "
-        "recovering lasts from the end of an attempt that trained to the next one that does.",
+        "Seconds of each activity before the current one. training begins with the first step or "
+        "heartbeat of an attempt. This time is known at the end of the attempt. If it is not "
+        "known, training begins when all workers have met. recovering lasts from the end of an "
+        "attempt with training until training begins again.",
         progress=True,
         low=0,
         long=True,
     )
 
     @property
-    @computed("Part of those seconds that was spent on training, such as 87%.")
+    @computed("Part of these seconds spent on training, such as 87%.")
     def goodput(self) -> str:
         return goodput(self.seconds)
 
@@ -235,43 +233,39 @@ class Status(Part):
     message: str = entry("", "Reason for the phase, in one sentence.", progress=True)
     pods: PodCounts = entry(PodCounts(), "The pods of the current attempt, counted.", name="nodes")
     attempt: Attempt = entry(Attempt(), "The current attempt.")
-    budget: UsedBudget = entry(UsedBudget(), "Restarts that are counted, by the budget.")
+    budget: UsedBudget = entry(UsedBudget(), "Counted restarts, by budget.")
     account: Account = entry(Account(), "Where the time of the job went.")
-    last_failure: LastFailure = entry(
-        LastFailure(), "First failure in the last attempt that failed."
-    )
+    last_failure: LastFailure = entry(LastFailure(), "First failure in the last failed attempt.")
     attempts: tuple[EndedAttempt, ...] = entry(
         (), "The last ten ended attempts, the newest first.", items=MAX_ATTEMPTS
     )
     failed_nodes: tuple[FailedNode, ...] = entry(
         (),
-        "Kubernetes nodes on which attempts failed within the last hour. From the second failure "
-        "on, new pods avoid a node if another one fits.",
+        "Kubernetes nodes with failed attempts within the last hour. From the second failure on, "
+        "new pods avoid a node if another one fits.",
         items=MAX_NODES_LISTED,
     )
-    backoff: Backoff = entry(Backoff(), "Wait after attempts that failed early.")
+    backoff: Backoff = entry(Backoff(), "Wait after early failures.")
     result: Mapping[str, str] = entry(
-        dict, "Result that rank 0 wrote to $DDP_RESULT_FILE.", progress=True
+        dict, "Result of rank 0, from $DDP_RESULT_FILE.", progress=True
     )
     resolved: Resolved = entry(Resolved(), "Values computed from the spec.")
     ignored_fields: tuple[str, ...] = entry(
-        (), "Fields of the spec that the operator does not know and ignores."
+        (), "Unknown fields of the spec. The operator ignores them."
     )
     start_time: datetime | None = entry(None, "Start of the first attempt.", ahead=NOT_AHEAD)
-    completion_time: datetime | None = entry(
-        None, "Time at which the job became Complete or Failed."
-    )
+    completion_time: datetime | None = entry(None, "Time when the job became Complete or Failed.")
     conditions: Conditions = entry(
         (),
         "Running, Suspended, Complete, Failed and HangsDetected, in Kubernetes' own shape.",
         key="type",
     )
     observed_generation: int = entry(
-        0, "The metadata.generation that this status was computed from.", always=True, long=True
+        0, "The metadata.generation of the spec used for this status.", always=True, long=True
     )
     selector: str = entry("", "Label selector of the job's pods, for the scale subresource.")
     place: Place = entry(
-        Place(), "The Workload that asks a queue for the room of the job.", internal=True
+        Place(), "The Workload with the job's request for room in a queue.", internal=True
     )
     active_since: datetime | None = clock(
         "Start of the active time, if the job has pods.", progress=True
@@ -281,13 +275,13 @@ class Status(Part):
     )
     unreachable_nodes: tuple[UnreachableNode, ...] = entry(
         (),
-        "Kubernetes nodes of the job that the control plane cannot reach.",
+        "Unreachable Kubernetes nodes of the job.",
         internal=True,
         items=MAX_NODES,
     )
     stray_pods: tuple[str, ...] = entry(
         (),
-        "Pods that the job owns and did not create. They decide nothing.",
+        "Pods owned by the job but not created for it. The operator ignores them.",
         internal=True,
         items=MAX_STRAYS,
     )
@@ -302,9 +296,7 @@ class Status(Part):
         return f"{self.pods.ready + self.pods.succeeded}/{self.pods.desired}"
 
     @property
-    @computed(
-        "All restarts that are counted, of every budget.", always=True, low=0, after="attempt"
-    )
+    @computed("All counted restarts, of every budget.", always=True, low=0, after="attempt")
     def restarts(self) -> int:
         return self.budget.restarts
 
@@ -332,12 +324,12 @@ class Status(Part):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 for a job that is Complete, and 1 for any other."""
+        """Return 0 for a Complete job, and 1 for any other."""
         return 0 if self.has(Condition.COMPLETE) else 1
 
 
 def goodput(seconds: Mapping[str, float]) -> str:
-    """Return the part of a job's time that was spent on training, such as `87%`.
+    """Return the part of a job's time spent on training, such as `87%`.
 
     The string is empty if none of these seconds was training.
     """
@@ -348,10 +340,10 @@ def goodput(seconds: Mapping[str, float]) -> str:
 
 
 def at_clock(status: Status, now: datetime) -> Status:
-    """Return a status as the operator reads it at `now`: no clock of it is ahead of that.
+    """Return a status as the operator reads it at `now`, without clocks ahead of that time.
 
-    A time that is to come was written before the clock was set back. What a finished job has
-    recorded stays as it is.
+    A future time was written before the clock was set back. The records of a finished job stay as
+    they are.
     """
     if not status.finished:
         return catch_up(status, now)

@@ -12,7 +12,7 @@ LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
-    # A time that was read is in UTC already.
+    # A parsed time is in UTC already.
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
     return f"{moment.isoformat('T', 'seconds')[:-6]}Z"
@@ -27,7 +27,7 @@ def parse_time(text: Any) -> datetime | None:
 
 
 def later(moment: datetime, wait: timedelta) -> datetime:
-    """Return the time after a wait; the last time there is, if it would be beyond that."""
+    """Return the time after a wait, at most the last possible time."""
     try:
         return moment + wait
     except OverflowError:
@@ -35,5 +35,5 @@ def later(moment: datetime, wait: timedelta) -> datetime:
 
 
 def since(moment: datetime, now: datetime) -> timedelta:
-    """Return the time that has passed; zero if a clock was set back and `moment` is to come."""
+    """Return the time since `moment`; zero if a clock was set back and `moment` is to come."""
     return max(now - moment, timedelta(0))

@@ -1,4 +1,4 @@
-"""The flags of torchrun: those that a job can give, and what to do in place of the others.
+"""The flags of torchrun allowed in a job, and what to do in place of the others.
 
 FLAGS has a row for each flag of torchrun in torch 2.13. The rules of the CRD and the table in
 docs/users/reference.md have the same flags. tests/unit/test_torchrun_flags.py compares them, and
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddpjob.core.api.readers import SpecError, did_you_mean, quoted
 
-# What to do in place of flags that have the same reason.
+# What to do in place of several flags with the same reason.
 RENDEZVOUS = "the operator sets the rendezvous; remove it"
 LOG_FILES = (
     "the agent reads the output of each rank, so torchrun's log files would be empty; remove it, "
@@ -22,7 +22,7 @@ LOG_FILES = (
 class Flag:
     """A flag of torchrun.
 
-    - `instead`: why a job cannot give it, and what to do; empty for a flag that works.
+    - `instead`: why a job cannot give it, and what to do; empty for a working flag.
     - `is_set`: the operator sets it, or what it would change, at each start of torchrun.
     - `letter`: its short form. `takes_value`: False for a switch.
     """
@@ -35,7 +35,7 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Return the names that torchrun's parser declares, without the short form."""
+        """Return the names declared in torchrun's parser, without the short form."""
         with_underscores = "--" + self.name[2:].replace("-", "_")
         return tuple(dict.fromkeys((self.name, with_underscores)))
 
@@ -102,7 +102,7 @@ FLAGS = (
 def check_flags(words: Sequence[str], where: str) -> None:
     """Raise SpecError for the first of the words that cannot follow torchrun.
 
-    `where` is the field that has the words.
+    `where` is the field with the words.
     """
     rest = iter(words)
     for word in rest:
@@ -132,14 +132,14 @@ def why_not(word: str) -> str:
     (flag,) = found
     if flag.instead:
         return f"{_described(word, flag)} cannot be used: {flag.instead}"
-    # Which abbreviations are unambiguous depends on the versions of torch and of Python.
+    # The unambiguous abbreviations depend on the versions of torch and of Python.
     if _written_name(word) not in flag.spellings:
         return f"write {flag.name} in place of {quoted(_written_name(word))}"
     return ""
 
 
 def candidates(word: str) -> tuple[Flag, ...]:
-    """Return the flags that a word can be: several for the beginning of several names.
+    """Return the possible flags of a word: several for the beginning of several names.
 
     torchrun accepts `_` in place of `-`, the beginning of a name, and `-r3` in place of `-r 3`.
     """

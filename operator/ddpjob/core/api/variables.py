@@ -1,4 +1,4 @@
-"""The variables of a pod that arguments may refer to, and what is probably a mistake."""
+"""The variables of a pod for use in arguments, and advice on probable mistakes."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from ddpjob.core.api import launcher, names, profiles
 from ddpjob.core.api.readers import Dict, child, children
 from ddpjob.core.api.spec import Checkpoint
 
-# Variables that every pod has. tests/unit/test_render.py compares them with a rendered pod.
+# Variables of every pod. tests/unit/test_render.py compares them with a rendered pod.
 OF_EVERY_POD = (
     *("DDP_JOB_NAME", "DDP_JOB_NAMESPACE", "DDP_NODE_INDEX", "DDP_NODE_NAME"),
     *("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
@@ -16,7 +16,7 @@ OF_RESTRICTED_PODS = ("HOME", "USER", "LOGNAME")
 # Kubernetes itself gives them to every container.
 OF_THE_API_SERVER = "KUBERNETES_"
 
-# Variables that the image, the agent or torchrun sets: arguments cannot refer to them.
+# Variables set by the image, the agent or torchrun: arguments cannot refer to them.
 OF_PROCESSES = {
     *names.RESERVED_VARIABLES,
     *("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
@@ -79,7 +79,7 @@ def variable_advice(
 
 
 def _instead(name: str) -> str:
-    """Return what to do about a variable that Kubernetes does not know."""
+    """Return what to do about a variable unknown to Kubernetes."""
     if name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX):
         return f'it exists only in the processes: read os.environ["{name}"] in the script'
     if name == names.CHECKPOINT_VARIABLE:

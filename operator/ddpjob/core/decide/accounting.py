@@ -2,7 +2,7 @@
 
 The time of an activity is added to `status.account.seconds` when another one begins. Training is
 first counted from the meeting of the workers on. When an attempt has ended, its agents may have
-reported its first step or heartbeat. What lies before that is then moved from training to starting.
+reported its first step or heartbeat. The time before it is then moved from training to starting.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from ddpjob.core.decide.reports import reported_training
 from ddpjob.core.decide.script_errors import error_in, is_permanent
 from ddpjob.core.observe.observation import Observation
 
-# An error of the script that ends it so soon after the meeting has ended it at its start.
+# A script that fails this soon after the meeting has failed at its start.
 START_TIME = timedelta(seconds=60)
 
 
@@ -51,9 +51,9 @@ def _add(seconds: dict[str, int], activity: str, started: datetime, now: datetim
 
 
 def seconds_until(status: Status, now: datetime) -> dict[str, float]:
-    """Return the seconds of each activity, with those of the one that goes on.
+    """Return the seconds of each activity, including the current one.
 
-    A client may have another clock than the operator.
+    The clocks of a client and of the operator may differ.
     """
     account = status.account
     seconds: dict[str, float] = dict(account.seconds)
@@ -64,7 +64,7 @@ def seconds_until(status: Status, now: datetime) -> dict[str, float]:
 
 
 def trained_seconds(obs: Observation, now: datetime) -> float:
-    """Return for how long the job has trained, with the attempt that ends now."""
+    """Return the seconds of training, including the attempt now ending."""
     status = obs.status
     trained = seconds_until(status, now).get(Activity.TRAINING, 0.0)
     first = reported_training(obs).get(obs.attempt)
@@ -74,7 +74,7 @@ def trained_seconds(obs: Observation, now: datetime) -> float:
 
 
 def counts_from_meeting(status: Status) -> bool:
-    """Return True if the first step of an attempt is not known, so that all of it is training."""
+    """Return True if an attempt counts as training from its meeting: its first step is unknown."""
     return any(
         ended.running_time and ended.training_time is None and ended.untrained_seconds is None
         for ended in status.attempts
@@ -84,7 +84,7 @@ def counts_from_meeting(status: Status) -> bool:
 def _move_untrained(ended: EndedAttempt, seconds: dict[str, int]) -> EndedAttempt:
     """Move the time before the first step of an ended attempt from training to starting.
 
-    Its `untrained_seconds` are what was moved before.
+    Its `untrained_seconds` have been moved before.
     """
     untrained = _untrained(ended)
     if untrained is None:
@@ -119,7 +119,7 @@ def _ended_at_start(ended: EndedAttempt, lasted: timedelta) -> bool:
 
 
 def _activity(obs: Observation, seconds: dict[str, int]) -> str:
-    """Return what a job does that has not finished and is not suspended."""
+    """Return the activity of a job that is neither finished nor suspended."""
     status = obs.status
     if status.attempt.running_time:
         return Activity.TRAINING

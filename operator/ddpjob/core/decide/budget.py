@@ -14,15 +14,15 @@ from ddpjob.core.observe.pods import BY_KUBELET, EVICTED
 # After an attempt in which all nodes ran for so long, the back-off begins anew.
 LASTING = timedelta(minutes=5)
 
-# Reasons of disruptions that may be a job's own fault: a rank that ended too early looks like a
-# lost peer, and a download may fill the disk of its node.
+# Reasons of disruptions that may be a job's own fault: a rank with an early end looks like a lost
+# peer, and a download may fill the disk of its node.
 DOUBTFUL = (Reason.PEER_LOST, BY_KUBELET, EVICTED)
 
-# The reason of Kubernetes for a pod that does not tolerate a taint of its node.
+# Kubernetes' reason for the deletion of a pod without a toleration for its node's taint.
 BY_TAINT = "DeletionByTaintManager"
 
-# Reasons of disruptions that were announced: an eviction by the API as in a drain, a taint,
-# a pod of higher priority, and the shutdown of a node.
+# Reasons of announced disruptions: an eviction by the API as in a drain, a taint, a pod of higher
+# priority, and the shutdown of a node.
 ANNOUNCED = (
     "EvictionByEvictionAPI",
     BY_TAINT,
@@ -37,8 +37,8 @@ class Budget:
     """One budget of a job.
 
     - `total` and `times`: its fields in `status.budget`, the restarts and their newest times.
-    - `limit`: its field in the policy. `option`: that field in a manifest.
-    - `used_up`: the reason of a job that has no restart left.
+    - `limit`: its field in the policy. `option`: the same field in a manifest.
+    - `used_up`: the reason of a job without a restart left.
     """
 
     total: str
@@ -62,10 +62,10 @@ ANNOUNCED_DISRUPTIONS = Budget(
 
 
 def budget_of(status: Status, cause: Cause, reason: str) -> Budget | None:
-    """Return the budget that a restart uses, or None.
+    """Return the budget used by a restart, or None.
 
-    An attempt that the cluster has lost before all its nodes ran uses none: its pods were rejected
-    by a kubelet, or their node went away. A short fault of the cluster would use up any budget.
+    A disruption before all nodes ran uses none: the pods were rejected by a kubelet, or their node
+    went away. Otherwise a short fault of the cluster would use up any budget.
     """
     if cause in (Cause.FAILURE, Cause.HANG):
         return FAILURES
@@ -114,7 +114,7 @@ def count_restart(
 def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
     """Return the back-off before the next attempt: 0, 10, 20, 40 … 300 s.
 
-    It grows with each attempt in a row that failed before it had trained for LASTING. A disrupted
+    It grows with each attempt in a row that ended before it had trained for LASTING. A disrupted
     attempt neither waits nor counts, unless it was lost before all its nodes ran.
     """
     if _has_lasted(status, now):
@@ -126,7 +126,7 @@ def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
 
 
 def kept_backoff(status: Status, now: datetime) -> Backoff:
-    """Return the back-off after an attempt that did not fail, such as a suspended one."""
+    """Return the back-off after an attempt without a failure, such as a suspended one."""
     return Backoff() if _has_lasted(status, now) else status.backoff
 
 
@@ -136,5 +136,5 @@ def _has_lasted(status: Status, now: datetime) -> bool:
 
 
 def backoff_seconds(count: int) -> float:
-    """Return the seconds of back-off after `count` attempts in a row that failed early."""
+    """Return the seconds of back-off after `count` early failures in a row."""
     return exponential_delay(count - 1, FIRST_DELAY, LONGEST_DELAY)

@@ -2,7 +2,7 @@
 
 The peers of a lost process fail a second later, but they are not the cause. Kubelets report in any
 order. So only a certain finding gives a verdict at once: a disruption, or torchrun's failure
-summary of a rank that is not a follower. Otherwise the verdict waits until every pod has ended, at
+summary of a rank other than a follower. Otherwise the verdict waits until every pod has ended, at
 most for SETTLE_TIME of the operator's own clock.
 """
 
@@ -34,13 +34,13 @@ from ddpjob.core.observe.torchrun_log import (
 # Longest wait for certain findings after the first failure.
 SETTLE_TIME = timedelta(seconds=10)
 
-# A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
+# A kubelet's reasons for not admitting a pod. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
-# Reasons of a pod whose failure is its own, whatever the others report.
+# Reasons of a pod's own failure, whatever the other pods report.
 CERTAIN_REASONS = (OOM_KILLED, SETUP_FAILED)
 
-# Pods that one message names.
+# The most pods named in one message.
 MAX_NAMED = 5
 
 # The age of a heartbeat in the report on a hang.
@@ -49,7 +49,7 @@ AGE = re.compile(r"no heartbeat for (\d{1,9}) s")
 # Every time zone differs from UTC by a multiple of this.
 QUARTER = timedelta(minutes=15)
 
-# Replaces an unknown time, so that such a finding comes before those of its peers.
+# Replaces an unknown time, so such a finding comes before those of its peers.
 BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
@@ -59,7 +59,7 @@ class Verdict:
 
     `index` is the node in the gang. `pod` is None if the pod is gone. `script_missing`: Python did
     not find the script, so another attempt would fail in the same way. `exception`: the last line
-    of the traceback of the process that failed, or what it wrote last.
+    of the failed process's traceback, or of its output.
     """
 
     cause: Cause
@@ -77,14 +77,14 @@ class Verdict:
         """True if the pod itself failed. A follower has only lost its connection to a peer."""
         if self.cause is not Cause.FAILURE or self.pod is None:
             return False
-        # The other ranks of the node may be followers of the one that the summary names.
+        # The other ranks of the node may be followers of the rank in the summary.
         summary = self.pod.summary
         return not (summary.lost_peer if summary else self.pod.follower)
 
     @property
     def blames_node(self) -> bool:
-        """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
-        # A rank that ended early, or an index of packages that did not answer, says nothing of it.
+        """True if the pod's Kubernetes node may be broken. A follower is no evidence of that."""
+        # Nor is a rank that ended early, or a package index that did not answer.
         is_own = self.is_own_failure and self.reason not in (Reason.ENDED_EARLY, SETUP_FAILED)
         return is_own or bool(REJECTED.fullmatch(self.reason))
 
@@ -153,10 +153,10 @@ def settles_at(status: Status, now: datetime) -> datetime:
 
 
 def _not_resumed(obs: Observation, now: datetime) -> Verdict | None:
-    """Return the verdict if a pod that stayed did not take part in the attempt.
+    """Return the verdict if a kept pod did not take part in the attempt.
 
-    Most often it was lost or failed together with the one that ended the attempt before. That has
-    been counted.
+    Most often it was lost, or failed, together with the culprit of the attempt before. That failure
+    has been counted.
     """
     if obs.status.attempt.running_time:
         return None
@@ -176,9 +176,9 @@ def _stayed_in_vain(name: str, index: int, pod: Pod | None) -> Verdict:
 
 
 def judge_silence(obs: Observation) -> Verdict:
-    """Return the verdict on a gang in which some pods are not ready for too long.
+    """Return the verdict on a gang if some of its pods are not ready for too long.
 
-    If the pods have never met in this attempt, the pods that stayed may be at fault.
+    If the pods have never met in this attempt, the kept pods may be at fault.
     """
     first = obs.silent[0]
     named = _some([f"{describe_pods([pod])}{said(obs, pod)}" for pod in obs.silent])
@@ -198,7 +198,7 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
     for index in obs.lost:
         name = obs.pod_name(index)
         message = f"pod {name} is gone: it was deleted, or its Kubernetes node was removed"
-        # When it went is not known. A failure that is certain was not caused by it.
+        # The time of the loss is not known. A certain failure was not caused by the loss.
         finding = Finding("PodDeleted", message, LAST_MOMENT)
         found.append(_disrupted(finding, index, None))
     return found
@@ -207,8 +207,8 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
 def _of_node(finding: Finding, obs: Observation, pod: Pod) -> Finding:
     """Return the finding, with the reason of a lost node if its taint has driven the pod away.
 
-    Kubernetes gives a node that is not ready, or unreachable, a taint of its own. Without the right
-    to read nodes, any taint may be one.
+    Kubernetes taints a node when it is unreachable or not ready. Without the right to read nodes,
+    any taint may be such a one.
     """
     if finding.reason != BY_TAINT or (obs.nodes and not is_not_ready(obs, pod.node_name)):
         return finding
@@ -221,7 +221,7 @@ def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:
 
 
 def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
-    """Return failures that began on their node, whatever the other nodes report.
+    """Return the failures known to have begun on their node, whatever the other nodes report.
 
     A hang is certain when all pods have written their stacks.
     """
@@ -286,7 +286,7 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
 
 
 def _hang(obs: Observation) -> Verdict:
-    """Return the verdict on a gang that hangs: it names the rank that stands out."""
+    """Return the verdict on a hung gang, with the probable culprit's rank."""
     hung = [pod for pod in obs.current if pod.hang and pod.state is TrainerState.FAILED]
     stacks = {pod.name: read_stacks(pod.message) for pod in hung}
     ranks = {rank: pod for pod in hung for rank in stacks[pod.name]}
@@ -333,8 +333,8 @@ def _silent_peer_verdict(
 ) -> Verdict | None:
     """Return the verdict if every failed pod has only lost a peer, and a pod has not ended.
 
-    That pod is the peer: its node has crashed, it is cut off, or it hangs. A failure without a text
-    may be a follower too. It is taken for one if the silent pod's node is unreachable.
+    The silent pod is the peer: its node has crashed, it is cut off, or it hangs. A failed pod
+    without a text may be a follower too. It counts as one if the silent pod's node is unreachable.
     """
     unreachable = [pod for pod in silent if is_unreachable(obs, pod.node_name)]
     innocent = all(_is_innocent(pod, bool(unreachable)) for pod in failed)
@@ -384,9 +384,9 @@ def said(obs: Observation, pod: Pod) -> str:
 
 
 def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
-    """Return the verdict if a rank has ended with 0 and the ranks that failed have only lost it.
+    """Return the verdict if a rank has ended with 0, and the failed ranks have only lost it.
 
-    A pod that does not answer may be the one that they have lost.
+    There is none unless every running pod has answered: a mute pod may be the lost peer.
     """
     answers = [(pod, obs.answer_of(pod)) for pod in obs.current if not pod.ended]
     is_known = all(answer for _, answer in answers)
@@ -414,10 +414,10 @@ def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:
 
 
 def _suspicion(pod: Pod) -> tuple[bool, bool, datetime, int]:
-    """Return the key by which the failed pod that tells most about the cause comes first.
+    """Return the sort key of a failed pod. The best evidence of the cause comes first.
 
-    Followers come last, and of those the ones whose connection broke: the process that they were
-    connected to may have ended because it had waited too long for a third one.
+    Followers come last, and among them those with a broken connection: their peer may have ended
+    because it had waited too long for a third process.
     """
     return pod.follower, not pod.timed_out, _end_time(pod), pod.index
 
@@ -436,8 +436,8 @@ def _end_time(pod: Pod) -> datetime:
 def _summary_time(pod: Pod, summary: Summary | None) -> datetime | None:
     """Return the summary's time in UTC.
 
-    torchrun writes its container's local time. The quarters of an hour that bring it closest to the
-    end of the pod are the offset of its time zone.
+    torchrun writes its container's local time. The offset of the time zone is the multiple of 15
+    minutes that brings this time closest to the end of the pod.
     """
     if summary is None or summary.time is None or pod.finished is None:
         return summary.time if summary else None

@@ -1,9 +1,9 @@
-"""Pods on Kubernetes nodes that do not answer: which are lost, and since when.
+"""Lost pods on unreachable Kubernetes nodes, and the time of their loss.
 
-The kubelet of a crashed node cannot confirm that a pod has ended, so Kubernetes keeps the pod. The
-operator deletes it by force once Kubernetes itself says that the node is unreachable and the
-administrator's time has passed. If most nodes are unreachable at once, the control plane is cut
-off rather than the nodes dead, and nothing is forced.
+The kubelet of a crashed node cannot confirm the end of a pod, so Kubernetes keeps the pod. The
+operator deletes it by force once Kubernetes itself reports the node as unreachable and the
+administrator's time has passed. If most nodes are not ready at once, the control plane is probably
+cut off, and the nodes are alive. Then no pod is deleted by force.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -16,11 +16,11 @@ from ddpjob.core.observe.observation import Finding, NodeHealth, Observation, Po
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
-# A pod that ends so long after its grace period is named as overdue.
+# A pod is reported as overdue this long after the end of its grace period.
 OVERDUE = timedelta(seconds=30)
 
-# How long the status names an unreachable node that the job has left. Its volumes may still be
-# attached there.
+# The status names an unreachable node for this long after the job has left it. Volumes of the job
+# may still be attached there.
 REMEMBERED = timedelta(hours=1)
 
 
@@ -30,7 +30,7 @@ def is_cut_off(obs: Observation) -> bool:
 
 
 def describe_cut_off(obs: Observation) -> str:
-    """Return the end of a message that says why nothing is forced, or an empty string."""
+    """Return why no pod is deleted by force, as the end of a message, or an empty string."""
     if not is_cut_off(obs):
         return ""
     return (
@@ -56,10 +56,9 @@ def is_not_ready(obs: Observation, name: str) -> bool:
 
 
 def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode, ...]:
-    """Return the unreachable nodes of the job, each with the time at which that was first seen.
+    """Return the unreachable nodes of the job, each with the time of the first observation.
 
-    While most nodes are not ready, no time runs. For a node that has registered anew under the name
-    it begins anew.
+    While most nodes are not ready, no time runs. It begins anew for a new node of the same name.
     """
     known = {node.name: node for node in obs.status.unreachable_nodes}
     used = {pod.node_name for pod in (*obs.pods, *obs.leftovers) if not pod.released}
@@ -75,7 +74,7 @@ def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode,
 def _since(
     obs: Observation, name: str, known: UnreachableNode | None, now: datetime
 ) -> UnreachableNode:
-    """Return an unreachable node as the status keeps it. A node that is gone keeps its UID."""
+    """Return an unreachable node as the status keeps it. A removed node keeps its UID."""
     node = (obs.nodes or {}).get(name)
     uid = node.uid if node else ""
     if known is None or (uid and known.uid and uid != known.uid):
@@ -90,7 +89,7 @@ def is_dead(obs: Observation, pod: Pod, now: datetime) -> bool:
 
 
 def death_of(obs: Observation, pod: Pod) -> datetime | None:
-    """Return from when on the pod may be deleted by force; None if nothing speaks for that."""
+    """Return when the pod may be deleted by force; None without a reason for it."""
     wait = obs.policy.dead_node_time
     if wait is None or pod.released:
         return None
@@ -118,7 +117,7 @@ def next_death(obs: Observation, now: datetime) -> datetime | None:
 
 
 def next_overdue(obs: Observation, now: datetime) -> datetime | None:
-    """Return when the next pod that the job waits for is overdue, which the status then says."""
+    """Return when the next awaited pod is overdue. The status then reports it."""
     own = obs.pods if obs.status.has(Condition.SUSPENDED) else obs.older
     waited_for = [pod for pod in (*own, *obs.leftovers) if not pod.released]
     deadlines = [pod.deletion_deadline for pod in waited_for]
@@ -127,7 +126,7 @@ def next_overdue(obs: Observation, now: datetime) -> datetime | None:
 
 
 def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
-    """Return the end of a message about a pod that does not end: what that waits for."""
+    """Return the end of a message about an unfinished pod: what its end waits for."""
     wait = obs.policy.dead_node_time
     by_hand = (
         "if the node is down, delete the pod: kubectl "
@@ -152,7 +151,7 @@ def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
 
 
 def describe_death(obs: Observation, pod: Pod) -> str:
-    """Return why a pod may be deleted by force, for a pod for which `is_dead` is true."""
+    """Return why a pod may be deleted by force. `is_dead` must be true for it."""
     name = pod.node_name
     nodes = obs.nodes or {}
     node = nodes.get(name)

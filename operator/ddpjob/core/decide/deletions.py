@@ -1,4 +1,4 @@
-"""Which pods to delete, and with which grace period."""
+"""The pods to delete, and their grace periods."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -12,20 +12,20 @@ from ddpjob.core.decide.dead_nodes import describe_death, is_dead
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Delete
 
-# Grace periods of pods that have nothing to save, in seconds. While torch is imported, process 1
-# has no handler for SIGTERM and ends only with the grace period. A rank whose peers have failed
-# cannot write a checkpoint. A disrupted gang gets the pods' own grace period and writes one.
+# Grace periods of pods with nothing to save, in seconds. While torch is imported, process 1 has no
+# handler for SIGTERM and ends only with the grace period. Without its peers, a rank cannot write a
+# checkpoint. A disrupted gang gets the pods' own grace period and writes one.
 NEVER_RAN_GRACE = 5
 BROKEN_GANG_GRACE = 15
 
-# Disruptions after which a peer is gone already. After another one, such as a drain, it still runs.
+# A peer is gone already after these disruptions. After others, such as a drain, it still runs.
 LOST_PEERS = (Reason.NODE_UNREACHABLE, Reason.NODE_RESTARTED, Reason.PEER_LOST)
 
 
 def delete_unfinished(
     obs: Observation, pods: Iterable[Pod], grace: int | None, now: datetime
 ) -> tuple[Delete, ...]:
-    """Delete the pods in which a container still runs.
+    """Delete the pods with containers that have not ended.
 
     A pod on a dead node is deleted by force, also if it is being deleted already.
     """
@@ -44,9 +44,9 @@ def _forced(obs: Observation, pod: Pod) -> Delete:
 
 
 def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]:
-    """Delete the pods of earlier jobs of this name that can never end, because their node is dead.
+    """Delete the pods of earlier jobs of this name on dead nodes, where they can never end.
 
-    The job waits for them, and nobody else removes them.
+    The job waits for them, and nothing else removes them.
     """
     return tuple(_forced(obs, pod) for pod in obs.leftovers if is_dead(obs, pod, now))
 
@@ -54,9 +54,9 @@ def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]
 def delete_all_unfinished(
     obs: Observation, grace: int | None, now: datetime, stay: Sequence[Pod] = ()
 ) -> tuple[Delete, ...]:
-    """Delete the unfinished pods of every attempt, except those that stay.
+    """Delete the unfinished pods of every attempt, except those in `stay`.
 
-    `grace` is for those of the current attempt.
+    `grace` is for the pods of the current attempt.
     """
     older_grace = previous_grace(obs.status, obs.attempt)
     apart = {pod.uid for pod in (*obs.older, *stay)}
@@ -73,7 +73,7 @@ def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
 
 
 def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> tuple[Delete, ...]:
-    """Delete those pods of a finished job that its cleanPodPolicy names."""
+    """Delete the pods of a finished job, as its cleanPodPolicy says."""
     policy = spec.lifecycle.clean_pods
     if policy is CleanPodPolicy.NONE:
         return ()
@@ -84,7 +84,7 @@ def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> 
 
 
 def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
-    """Delete ended pods whose logs are no longer of interest.
+    """Delete ended pods with outdated logs.
 
     The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
     """
@@ -95,7 +95,7 @@ def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
 def current_grace(status: Status, attempt: int) -> int | None:
     """Return the grace period of the current attempt's pods in seconds; None is their own.
 
-    Pods that have stayed may still write a checkpoint of the attempt before.
+    Kept pods may still write a checkpoint of the attempt before.
     """
     ran = status.attempt.running_time is not None
     if not ran and status.attempt.births:

@@ -51,7 +51,7 @@ def recount(obs: Observation) -> Status:
 
 
 def _result(obs: Observation) -> Mapping[str, str]:
-    """Return the result that rank 0 wrote. It is kept in the status, since the pod may go."""
+    """Return the result of rank 0. It is kept in the status, since the pod may be deleted."""
     for pod in obs.current:
         if pod.index == 0 and pod.state is TrainerState.SUCCEEDED:
             return pod.result
@@ -68,8 +68,7 @@ def latched(obs: Observation, status: Status) -> Status:
 def latch_run(obs: Observation, now: datetime) -> Attempt:
     """Return the attempt with its `running_time`, once all its nodes are first seen to run.
 
-    It is noted whatever happens to the gang next, such as a drain that began while no operator
-    was there.
+    It is noted whatever happens to the gang next, such as a drain begun while no operator ran.
     """
     attempt = obs.status.attempt
     is_known = obs.status.finished or attempt.running_time is not None
@@ -79,7 +78,7 @@ def latch_run(obs: Observation, now: datetime) -> Attempt:
 
 
 def describe_existing_pods(obs: Observation, now: datetime) -> Status:
-    """Return the status of an attempt whose pods exist: starting, blocked or running.
+    """Return the status of an attempt with all its pods: starting, blocked or running.
 
     Once its pods have met, an attempt is running until it ends.
     """
@@ -98,7 +97,7 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
 
 
 def _describe_unreachable(obs: Observation, now: datetime) -> str:
-    """Return the end of a message about a pod whose node does not answer, or an empty string."""
+    """Return the end of a message about a pod on an unreachable node, or an empty string."""
     lost = [pod for pod in obs.current if not pod.ended and is_unreachable(obs, pod.node_name)]
     if not lost:
         return describe_cut_off(obs)
@@ -106,7 +105,7 @@ def _describe_unreachable(obs: Observation, now: datetime) -> str:
 
 
 def _describe_start(obs: Observation, now: datetime) -> Status:
-    """Return the status of a gang that does not run yet, with what one of its pods waits for."""
+    """Return the status of a gang before its meeting, with what one of its pods waits for."""
     blocker = find_blocker(obs)
     if blocker:
         return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
@@ -117,7 +116,7 @@ def _describe_start(obs: Observation, now: datetime) -> Status:
         return describe(obs, Phase.STARTING, Reason.WAITING_FOR_PEERS, message)
     pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
     if pending:
-        # A pod that has no container yet is further behind.
+        # A pod without a container is further behind.
         behind = [pod for pod in pending if not pod.sets_up]
         if not behind:
             verb = "runs" if len(pending) == 1 else "run"
@@ -161,7 +160,7 @@ def _describe_pending(obs: Observation, pod: Pod) -> str:
 
 
 def describe_backoff(obs: Observation) -> Status:
-    """Return the status of an attempt that waits for the end of its back-off."""
+    """Return the status of an attempt during its back-off."""
     status = obs.status
     count, until = status.backoff.count, status.backoff.until
     assert until

@@ -1,7 +1,7 @@
-"""Gangs that wait for each other: each holds a part of the room that both need.
+"""Gangs waiting for each other: each holds a part of the room needed by both.
 
 The older job keeps its pods. The younger one gives its pods back, see rules.py. This is the last
-resort: it happens only if the pods of the younger one are what the older one lacks.
+resort: it happens only if the pods of the younger job use the room that the older one lacks.
 """
 
 import re
@@ -17,14 +17,14 @@ from ddpjob.core.api.names import Identity
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import Pod, Refusal
 
-# A job whose creation time cannot be read is the youngest.
+# A job with an unreadable creation time is the youngest.
 NEVER = datetime.max.replace(tzinfo=UTC)
 
-# How the scheduler says that nodes lack a resource, and that they may have no more pods.
+# The scheduler's words for a lack of a resource on the nodes, and for their limit of pods.
 INSUFFICIENT = re.compile(r"\bInsufficient ([\w./-]*\w)")
 TOO_MANY_PODS = "Too many pods"
 
-# Entries of a queue that may be out of date before all are looked at.
+# Outdated entries allowed in a queue before it is cleaned up.
 STALE_ENTRIES = 64
 
 # A job's creation time and UID: of two jobs, the one with the smaller age is the older.
@@ -32,9 +32,9 @@ Age = tuple[datetime, str]
 
 
 class Room(NamedTuple):
-    """What two gangs may both need: the quota of a namespace, or a resource on the same nodes.
+    """Room needed by two gangs: the quota of a namespace, or a resource on the same nodes.
 
-    `placement` is equal for pods that may run on the same nodes, see Pod. It is empty for a quota.
+    `placement` is equal for pods with the same choice of nodes, see Pod. It is empty for a quota.
     """
 
     namespace: str
@@ -44,9 +44,9 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """A gang, the room that it lacks, and the room that its pods use up.
+    """A gang, the room that it lacks, and the room that its pods use.
 
-    A gang that lacks nothing, or has no pods in the way of others, is of no interest to others.
+    Only a gang with both can be in conflict with others.
     """
 
     job: Identity
@@ -57,7 +57,7 @@ class Gang:
 
 
 def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
-    """Return the gang of a job. `refusal` is that of the API server, such as for a quota."""
+    """Return the gang of a job. `refusal` is the API server's, such as for a quota."""
     pods = list(pods)
     quota = Room(job.namespace, "", "")
     lacks: set[Room] = set()
@@ -88,16 +88,16 @@ def shortages(pod: Pod) -> set[str]:
 
 
 def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
-    """Return the pods that use up room: a quota counts each, a cluster those that have a node."""
+    """Return the unfinished pods that use room: all under a quota, otherwise those with a node."""
     return [pod for pod in pods if not pod.ended and (under_quota or pod.node_name)]
 
 
 @dataclass
 class Queue:
-    """The gangs of one priority that lack the same room, the oldest first.
+    """The gangs of one priority waiting for the same room, the oldest first.
 
-    `current` are those that lack it now. Other entries stay until they come first, or until they
-    are too many.
+    `current` are those still waiting. Outdated entries stay until they come first, or until there
+    are too many of them.
     """
 
     current: set[Identity] = field(default_factory=set)
@@ -118,7 +118,10 @@ class Queue:
 
 @dataclass
 class Contests:
-    """The gangs that hold room and lack some. For each room and priority, the oldest is known."""
+    """The incomplete gangs, each with some room and a need for more.
+
+    For each room and priority, the oldest gang is known.
+    """
 
     gangs: dict[Identity, Gang] = field(default_factory=dict)
     queues: dict[Room, dict[int, Queue]] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class Contests:
                 del self.queues[room]
 
     def in_the_way_of(self, gang: Gang) -> Identity | None:
-        """Return the oldest job that lacks what a younger gang of no higher priority holds."""
+        """Return the oldest job that needs room held by a younger gang of no higher priority."""
         found = []
         for room in gang.holds if gang.lacks else ():
             for priority, queue in self.queues.get(room, {}).items():
@@ -158,15 +161,15 @@ class Contests:
 
 
 def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> OlderGang | None:
-    """Return the older job that keeps `job` from starting, or None.
+    """Return the older job with precedence over `job`, or None.
 
-    `contender` lacks what `job` holds. `yielded_to` is the job that `job` has given way to, which
-    counts until all its nodes run.
+    `contender` needs room held by `job`. `yielded_to` is the job for which `job` has given its pods
+    back. It has precedence until all its nodes run.
     """
     if yielded_to and not yielded_to.status.finished and yielded_to.status.attempt.starting_since:
         contender = yielded_to.identity
     if contender is None:
         return None
-    # The names of jobs in other namespaces are not for everybody who can read this one.
+    # A reader of this job may have no right to read jobs of other namespaces.
     is_visible = contender.namespace == job.namespace
     return OlderGang(contender.uid, contender.name if is_visible else "")

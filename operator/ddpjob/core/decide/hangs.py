@@ -1,8 +1,8 @@
 """Hangs: whether a gang hangs, and the stacks of all its ranks before anything is ended.
 
-A pod that gives no heartbeats any more becomes unready, and its agent is asked. With `heartbeat:
-Log`, in many scripts only rank 0 writes, so all are asked, and the gang hangs only if no pod has
-written. Then the agents of all pods write the stacks of their ranks.
+A pod becomes unready when its heartbeats stop, and its agent is asked. With `heartbeat: Log`, in
+many scripts only rank 0 writes, so all are asked, and the gang hangs only if no pod has written.
+Then the agents of all pods write the stacks of their ranks.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def suspects(obs: Observation, spec: Spec) -> bool:
 
 
 def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:
-    """Return the pods whose agents know whether a gang under suspicion hangs."""
+    """Return the pods to ask whether a gang under suspicion hangs."""
     if not suspects(obs, spec):
         return ()
     return running_pods(obs) if _is_by_log(spec) else obs.silent
@@ -36,7 +36,7 @@ def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:
 def still_writes(obs: Observation, spec: Spec) -> bool:
     """Return True if a pod of a gang under suspicion has written, as its agent answers.
 
-    It excuses only pods whose agents answer too.
+    It is no excuse for a silent pod without an answer.
     """
     ages = _ages(obs, running_pods(obs))
     is_suspected = _is_by_log(spec) and suspects(obs, spec)
@@ -45,7 +45,7 @@ def still_writes(obs: Observation, spec: Spec) -> bool:
 
 
 def is_confirmed(obs: Observation, spec: Spec) -> bool:
-    """Return True if agents confirm that a gang under suspicion hangs.
+    """Return True if agents confirm the hang of a gang under suspicion.
 
     With `heartbeat: Log` all of them have to answer.
     """
@@ -74,7 +74,7 @@ def _ages(obs: Observation, pods: Sequence[Pod]) -> list[float]:
 
 
 def dumps(obs: Observation, spec: Spec) -> tuple[Assign, ...]:
-    """Return what pods are told that must write their stacks, and end: those of a hung gang."""
+    """Return the orders to the pods of a hung gang: write their stacks, and end."""
     has_hung = any(pod.hang and pod.state is TrainerState.FAILED for pod in obs.current)
     if obs.status.finished or not (has_hung or is_confirmed(obs, spec)):
         return ()
@@ -92,5 +92,5 @@ def can_dump(obs: Observation, pod: Pod) -> bool:
 
 
 def are_to_come(obs: Observation, now: datetime, until: datetime) -> bool:
-    """Return True if pods of a hung gang still write their stacks. They have until a moment."""
+    """Return True if pods of a hung gang may still write their stacks, at most until `until`."""
     return now < until and any(can_dump(obs, pod) for pod in running_pods(obs))

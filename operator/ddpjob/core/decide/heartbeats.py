@@ -1,6 +1,6 @@
-"""Whether hangs are detected: only those of pods that have given heartbeats.
+"""Whether hangs are detected: only in pods that have given heartbeats.
 
-The condition HangsDetected says it, once the operator has asked the agents.
+The operator asks the agents, and reports the answer in the condition HangsDetected.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from ddpjob.core.plan import Event, Plan
 # The first step may take long, for example to compile the model.
 SHORTEST_WAIT = timedelta(minutes=10)
 
-# Limits after which a script that writes steadily has given heartbeats by its output: it must have
-# written in three.
+# With `heartbeat: Log`, the agents are asked after this many limits. By then a script with steady
+# output has written in three of them.
 LIMITS_BY_LOG = 4
 
 
 def checked_from(obs: Observation, spec: Spec) -> datetime | None:
-    """Return when the agents are asked whether there were heartbeats; None if that is known."""
+    """Return when to ask the agents for heartbeats; None if there is nothing to find out."""
     limit = spec.lifecycle.hang_timeout
     started = obs.status.attempt.running_time
     is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
@@ -66,7 +66,7 @@ def report_heartbeats(obs: Observation, plan: Plan, spec: Spec, now: datetime) -
 def _problem(mute: Sequence[str], pods: int, spec: Spec) -> str:
     """Return why hangs are not detected in the pods with the names `mute`, or an empty string.
 
-    `pods`: the number of all. With `heartbeat: Log` it is enough that one of them writes.
+    `pods`: the number of all. With `heartbeat: Log`, output of one pod is enough.
     """
     if _by_file(spec) and mute:
         more = f" and {len(mute) - 1} more have" if len(mute) > 1 else " has"

@@ -21,7 +21,7 @@ CHECKPOINTS = (
 
 
 def hint_for(job: Job, exit_code: int | None, exception: str) -> str:
-    """Return what to do about a process that has failed, or an empty string."""
+    """Return what to do about a failed process, or an empty string."""
     if exit_code in BY_EXIT_CODE:
         return BY_EXIT_CODE[exit_code]
     checkpoint = job.spec.checkpoint if job.spec else None

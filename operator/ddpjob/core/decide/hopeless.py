@@ -1,6 +1,6 @@
 """Failures after which a job must not restart: another attempt would not help, or none is left.
 
-REASONS are looked at in their order. The first one that applies ends the job.
+REASONS are tried in order. The first match ends the job.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ from ddpjob.core.observe.observation import Observation
 from ddpjob.core.observe.pods import INIT_FAILED
 from ddpjob.core.observe.termination import SETUP_FAILED
 
-# A fault of the cluster, such as a volume that is not mounted yet, may last for so long.
+# A fault of the cluster, such as a volume not mounted yet, may last for so long.
 PASSING = timedelta(seconds=30)
 
-# A job that has trained for so long has shown that its script and its image work.
+# After so much training, the script and the image of a job are known to work.
 TRAINED_SECONDS = 60.0
 
 # The causes of an attempt that the job itself has ended.
@@ -36,7 +36,7 @@ FAILED = (Cause.FAILURE, Cause.HANG)
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed attempt that is to be judged. `attempts` is the history, and the newest is this."""
+    """A failed attempt to be judged. `attempts` is the history, with this attempt as the newest."""
 
     obs: Observation
     policy: FailurePolicy
@@ -71,7 +71,7 @@ def failure_of(obs: Observation, policy: FailurePolicy, verdict: Verdict, now: d
 
 
 def hopeless_ending(failure: Failure) -> Ending | None:
-    """Return the end of a job that must not restart, or None."""
+    """Return the end of the job if it must not restart, or None."""
     status = failure.status
     for find in REASONS:
         found = find(failure)
@@ -84,13 +84,13 @@ def hopeless_ending(failure: Failure) -> Ending | None:
 
 
 def may_repeat(failure: Failure) -> bool:
-    """Return True if a job that never trained has an error that each of its attempts may have.
+    """Return True if the job has never trained, and its error may end each attempt.
 
     If the next attempt begins after PASSING, it shows whether the error passes.
     """
     verdict = failure.verdict
     pod = verdict.pod
-    # A pod that stayed may have a fault of its own.
+    # A kept pod may have a fault of its own.
     is_new_pod = pod is not None and pod.born == failure.obs.attempt
     is_of_script = verdict.is_own_failure and is_permanent(verdict.exception)
     return is_of_script and is_new_pod and not _has_trained(failure)
@@ -104,7 +104,7 @@ def _script_not_found(failure: Failure) -> Found | None:
 
 
 def _script_was_there(failure: Failure) -> bool:
-    """Return True if the missing script is on a volume that may come back: the job has trained."""
+    """Return True if the missing script's volume may come back: the job has trained before."""
     has_trained = failure.status.account.seconds.get(Activity.TRAINING, 0) > 0
     return failure.verdict.script_missing and has_trained
 
@@ -122,7 +122,7 @@ def _non_retryable_exit_code(failure: Failure) -> Found | None:
 
 
 def _same_error_again(failure: Failure) -> Found | None:
-    """Find an error of the script or the image that has ended attempts before, on other pods."""
+    """Find an error of the script or the image, seen in attempts before on other pods."""
     same = _attempts_with_same_error(failure)
     if not same or not may_repeat(failure):
         return None
@@ -157,7 +157,7 @@ def _attempts_with_same_error(failure: Failure) -> Sequence[EndedAttempt]:
 
 
 def _no_progress(failure: Failure) -> Found | None:
-    """Find too many failed attempts that ended at or before the step at which they began."""
+    """Find too many failed attempts without progress beyond their first step."""
     limit = failure.policy.max_attempts_without_progress
     if not failure.is_of_job:
         return None
@@ -175,7 +175,7 @@ def _no_progress(failure: Failure) -> Found | None:
 def _steps_without_progress(failure: Failure) -> Sequence[int]:
     """Return the last steps of the failed attempts since the last progress, newest first.
 
-    What the cluster or a person has ended says nothing about the job, unless it made progress.
+    Attempts ended by the cluster or a person do not count, unless they made progress.
     """
     steps = []
     began: int | None = None
@@ -188,7 +188,7 @@ def _steps_without_progress(failure: Failure) -> Sequence[int]:
         first, last = ended.first_step, ended.last_step
         if first is None or last is None:
             continue
-        # A script that seldom names its step may have gone on between two attempts.
+        # A script that seldom reports its step may have made progress between two attempts.
         if last > first or (began is not None and began > first):
             break
         if has_failed:
@@ -213,9 +213,9 @@ def _budget_is_used_up(failure: Failure) -> Found | None:
 
 
 REASONS: tuple[Callable[[Failure], Found | None], ...] = (
-    _script_not_found,  # Before the exit code, which is that of wrong use.
+    _script_not_found,  # Before the exit code: Python ends with the code of wrong use.
     _non_retryable_exit_code,
-    _same_error_again,  # It says more than a budget that is used up at the same time.
+    _same_error_again,  # It says more than a budget used up at the same time.
     _no_progress,  # The same.
     _budget_is_used_up,
 )

@@ -1,4 +1,4 @@
-"""Recovery in place: which pods stay for the next attempt, and what their agents are told.
+"""Recovery in place: the pods kept for the next attempt, and the orders to their agents.
 
 A pod stays if it is alive and did nothing wrong. Its agent ends the processes of the last attempt
 before it starts those of the next one. The rendezvous completes only with the pods of all nodes, so
@@ -24,19 +24,18 @@ IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
 # together any more.
 BROKEN_GRACE = 1.0
 
-# A gang with the usual grace period in which nothing else is wrong must be ready again after this
-# time.
+# A gang with the usual grace period, without another fault, must be ready again after this time.
 SILENT_TIME = timedelta(seconds=120)
 
 
 def pods_that_stay(
     obs: Observation, spec: Spec, cause: Cause, culprit: Pod | None, now: datetime
 ) -> tuple[Pod, ...]:
-    """Return the pods of the current attempt that take part in the next one.
+    """Return the pods of the current attempt to keep for the next one.
 
     None stay if the job has to wait for a back-off: the pods would occupy their devices. None stay
-    if the attempt never trained: what the one before has left in them may be the reason. The setup
-    of another pod cannot be that.
+    if the attempt never trained: what the attempt before has left in them may be the reason. It is
+    not the reason if the setup of the culprit has failed.
     """
     until = obs.status.backoff.until
     has_trained = obs.status.attempt.running_time is not None
@@ -63,7 +62,7 @@ def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
 
 
 def assignments(obs: Observation) -> tuple[Assign, ...]:
-    """Return what the pods that stay are still to be told."""
+    """Return the assignments still to be given to the kept pods."""
     status = obs.status
     if status.finished or status.has(Condition.SUSPENDED) or not status.attempt.births:
         return ()
@@ -106,7 +105,7 @@ def _is_whole(obs: Observation) -> bool:
 
 
 def silent_time(obs: Observation) -> timedelta:
-    """Return the time after which a gang must be ready again in which nothing else is wrong.
+    """Return the time after which a gang without another fault must be ready again.
 
     Its pods may first use all of their grace period.
     """

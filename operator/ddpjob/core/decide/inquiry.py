@@ -1,6 +1,7 @@
-"""Which agents the operator asks: those of running pods that it has to explain.
+"""Questions to the agents of running pods, asked to explain a problem.
 
-In the normal course no agent is asked. No answer, as behind a NetworkPolicy, changes nothing.
+A gang without a problem is asked only for its heartbeats. A missing answer, as behind a
+NetworkPolicy, changes nothing.
 """
 
 from datetime import datetime, timedelta
@@ -13,23 +14,24 @@ from ddpjob.core.decide.meeting import is_late
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState
 from ddpjob.core.plan import Question
 
-# Pods that are not ready for so long are asked. Between two attempts it takes a few seconds.
+# Unready pods are asked after this time. Between two attempts, a few seconds are normal.
 SILENT_TIME = timedelta(seconds=10)
 
-# Between two looks at a gang of which a pod has stopped writing.
+# Time between two looks at a gang after one of its pods has stopped writing.
 LOOK_INTERVAL = timedelta(seconds=10)
 
 
 def asked_from(obs: Observation) -> datetime | None:
-    """Return when the pods that are not ready are asked, or None."""
+    """Return when to ask the unready pods, or None."""
     since = obs.status.attempt.silent_since
     return later(since, SILENT_TIME) if since and obs.must_be_ready and obs.silent else None
 
 
 def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:
-    """Return what to ask: pods whose peers have failed, that are silent, or have not met.
+    """Return the questions to pods with a failed peer, to silent pods, and to late ones.
 
-    Pods that may hang are asked at once, and once whether there were heartbeats at all.
+    Under suspicion of a hang, pods are asked at once. All running pods are asked once whether there
+    were any heartbeats.
     """
     if obs.status.finished:
         return ()

@@ -1,6 +1,7 @@
-"""A gang whose containers all run, and whose workers have not met: since when, and what to do.
+"""A late gang: all its containers run, but its workers have not met.
 
-Nothing is decided here. An attempt may take its time to meet: see startupDeadlineSeconds.
+This module finds its pods and gives advice. Nothing is decided here: an attempt may take its time
+to meet, see startupDeadlineSeconds.
 """
 
 from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ USUAL_CAUSES = (
 
 
 def late_from(obs: Observation) -> datetime | None:
-    """Return when a gang is late that runs and has not met; None if something else explains it."""
+    """Return when a running gang is late to meet; None if something else explains the delay."""
     has_peers = obs.status.pods.desired > 1
     if obs.status.attempt.running_time or not has_peers or not obs.silent:
         return None
@@ -38,8 +39,8 @@ def late_from(obs: Observation) -> datetime | None:
 def _all_run_since(obs: Observation) -> datetime | None:
     """Return when the last pod of the attempt began to wait for the others.
 
-    The container of a pod that stayed is older than the attempt, and one with a setup older than
-    the end of it.
+    The container of a kept pod is older than the attempt. A container with a setup is older than
+    the end of the setup.
     """
     if obs.status.attempt.births or (obs.job.spec and obs.job.spec.setup):
         return obs.status.attempt.silent_since

@@ -1,7 +1,7 @@
 """Whether a job may run, and what its Workload needs: the part of a queue in the decisions.
 
 The Workload says what may run, and the status of the job says what runs. A job that may not run is
-treated as one that is suspended, whatever the reason: its pods end, with their grace period.
+treated as suspended, whatever the reason: its pods end, with their grace period.
 
     no Workload ─▶ created ─▶ admitted ─▶ the job runs ─▶ finished
                       ▲                        │
@@ -54,7 +54,7 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if obs.queue is None:
         return _leaves(obs)
     if obs.kueue is not ApiState.SERVED:
-        # Nothing is stopped for that, and nothing begins.
+        # A running job goes on, and no other job begins.
         return None if _runs(obs) else Finding(Reason.NO_QUEUE, NOT_SERVED[obs.kueue])
     workload = obs.workload
     waits = f"waits for room in the queue {obs.queue}"
@@ -83,9 +83,10 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
 
 
 def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
-    """Return True if a LocalQueue of the namespace can take the job, which has no queue.
+    """Return True if the default LocalQueue of the namespace can take a job without a queue.
 
-    Kueue would take its pods one by one. Its own kinds of jobs get the label from Kueue.
+    Otherwise Kueue would take its pods one by one. Kueue's own kinds of jobs get the label from
+    Kueue.
     """
     is_possible = obs.has_default_queue is not False and obs.queue is None and not obs.refusal
     is_off = obs.kueue in (ApiState.OFF, ApiState.REFUSED)
@@ -98,7 +99,7 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:
-    """Return the pods that wait for nodes which the queue has replaced by others meanwhile."""
+    """Return the pods that wait for nodes already replaced by the queue."""
     workload = obs.workload
     if workload is None or not (workload.may_run and workload.domains):
         return ()
@@ -111,9 +112,9 @@ def misplaced(obs: Observation) -> tuple[Pod, ...]:
 
 
 def _leaves(obs: Observation) -> Finding | None:
-    """Return why a job whose label was removed may not run yet: it still has room of the queue.
+    """Return why a job without its queue label may not run yet: it still has room of the queue.
 
-    Otherwise the queue could not take that room back.
+    Otherwise the queue could not take the room back.
     """
     if obs.kueue is not ApiState.SERVED:
         return None
@@ -133,14 +134,14 @@ def _with_words(text: str, workload: Workload, kind: str) -> str:
 
 
 def next_place(obs: Observation, spec: Spec) -> Place:
-    """Return the place that a job has or takes. Each new place has a number of its own."""
+    """Return the present or the next place of a job. Each new place has a number of its own."""
     place, workload = obs.status.place, obs.workload
     if not _wants_room(obs, spec):
         return place
     if workload and workload.may_run:
         return Place(place.number, workload.uid)
     if place.number == 0:
-        # After the status was lost, the job keeps the room that it has.
+        # After the status was lost, the job keeps its room.
         known = (one.name for one in obs.workloads if not one.finished)
         return Place(newest_number(obs.job.name, obs.job.uid, known) or 1)
     is_new = workload is None and bool(place.uid)
@@ -155,7 +156,7 @@ def _wants_room(obs: Observation, spec: Spec) -> bool:
 
 
 def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
-    """Return what is to be done with the Workloads of a job, or None."""
+    """Return the next step for the Workloads of a job, or None."""
     if obs.kueue is not ApiState.SERVED:
         return None
     workload = obs.workload
@@ -180,7 +181,7 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
 
 
 def finish(obs: Observation) -> PlaceStep | None:
-    """Return the step that gives the room of a finished job back, if it still has some."""
+    """Return the step to give the room of a finished job back, if it still has some."""
     workload = obs.workload
     if obs.kueue is not ApiState.SERVED or workload is None:
         return None
@@ -193,12 +194,12 @@ def _is_to_remove(workload: Workload) -> bool:
 
 
 def _once_free(obs: Observation, step: PlaceStep) -> PlaceStep | None:
-    """Return a step that gives room back, or asks for room, once no pod uses the room before."""
+    """Return a step to give room back, or to ask for room, once no pod uses the old room."""
     return None if obs.unreleased else step
 
 
 def _readiness(obs: Observation, workload: Workload) -> PlaceStep | None:
-    """Return the step that tells Kueue whether the workers of all pods have met."""
+    """Return the step to tell Kueue whether the workers of all pods have met."""
     has_met = obs.status.attempt.running_time is not None
     is_known = workload.holds(PODS_READY)
     if has_met and not is_known:

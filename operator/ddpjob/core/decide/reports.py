@@ -26,7 +26,7 @@ def reported_training(obs: Observation) -> Mapping[int, datetime]:
 
 
 def reported_totals(obs: Observation) -> Mapping[int, int]:
-    """Return the steps that attempts were to make, as far as the agents of ended pods know."""
+    """Return the planned steps of attempts, as far as the agents of ended pods know."""
     totals = ((pod.reported, pod.total_steps or 0) for pod in obs.pods)
     return {attempt: total for attempt, total in totals if attempt is not None and total > 0}
 
@@ -49,7 +49,7 @@ def report_steps(obs: Observation, plan: Plan) -> Plan:
 
 
 def report_strays(obs: Observation, plan: Plan) -> Plan:
-    """Keep the names of stray pods in the status, and report them when that changes."""
+    """Keep the names of stray pods in the status, and report them at each change."""
     strays = obs.strays[:MAX_STRAYS]
     if strays == plan.status.stray_pods:
         return plan
@@ -64,9 +64,9 @@ def report_strays(obs: Observation, plan: Plan) -> Plan:
 
 
 def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
-    """Keep the fields that this operator does not know in the status, and report them once.
+    """Keep the fields unknown to this operator in the status, and report them once.
 
-    A newer CRD may give every job a field by its default. That must not stop the jobs.
+    A newer CRD may give every job a field by its default. Such a field must not stop the jobs.
     """
     if spec.unknown_fields == plan.status.ignored_fields:
         return plan
@@ -82,7 +82,7 @@ def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
 
 
 def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:
-    """Report devices that the job requests and its accelerator does not use, when it begins."""
+    """Report requested devices not used by the job's accelerator, when the job begins."""
     begins = obs.status.attempt.number is None and plan.status.attempt.number is not None
     if not begins or not spec.unused_devices:
         return plan

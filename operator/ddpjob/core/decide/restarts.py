@@ -1,6 +1,6 @@
 """A new attempt: after a failed one, with another number of nodes, or to give way to another job.
 
-Pods that may stay keep their place in the new attempt. The others are deleted.
+Kept pods have the same index in the new attempt. The others are deleted.
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Change:
-    """Why a new attempt begins: the reason in its status, the event, and the pods that stay."""
+    """Why a new attempt begins: the reason in its status, the event, and the kept pods."""
 
     reason: Reason
     event: Event
@@ -51,7 +51,7 @@ class Change:
 
 
 def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
-    """Restart the gang after a failed attempt, or end the job if that cannot help."""
+    """Restart the gang after a failed attempt, or end the job if a restart cannot help."""
     counted_obs = count_failure(obs, spec, verdict, now)
     if isinstance(counted_obs, Plan):
         return counted_obs
@@ -62,7 +62,7 @@ def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetim
 
 
 def lost_pods(obs: Observation) -> tuple[str, ...]:
-    """Return the pods that the API server has to confirm as gone, so that they do not train on."""
+    """Return the pods that the API server has to confirm as gone: they must not train on."""
     return tuple(map(obs.pod_name, obs.lost))
 
 
@@ -75,7 +75,7 @@ def count_failure(
     """
     policy = spec.failure_policy
     if verdict.cause is Cause.NOT_RESUMED:
-        # The failure before is still the one that people look for.
+        # People still look for the failure before.
         entry: AttemptEnd = record(obs, verdict.cause, verdict.reason, verdict.message)
     else:
         obs = with_status(obs, _with_failure(obs, verdict, now))
@@ -91,7 +91,7 @@ def count_failure(
 
 
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
-    """Return the status with the verdict, and with the Kubernetes node that it speaks against."""
+    """Return the status with the verdict, and with the Kubernetes node blamed by it."""
     status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
     pod = verdict.pod
     if pod is None or not pod.node_name or not verdict.blames_node:
@@ -119,7 +119,7 @@ def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> LastFail
 def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Begin an attempt with another number of nodes. It costs no budget and no back-off.
 
-    A failure that is certain at the same look is counted all the same.
+    A certain failure at the same look is counted all the same.
     """
     verdict = certain_verdict(obs, now)
     if verdict:
@@ -141,7 +141,7 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
     status = obs.status
     message = f"the job was taken up again: spec.retries is {spec.lifecycle.retries}"
     conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
-    # Pods that were left alone may have gone on, and somebody may have restored an old status.
+    # Pods left alone may have gone on, and somebody may have restored an old status.
     newest = max((pod.attempt for pod in obs.pods), default=0)
     runs = bool(obs.current) and obs.all_run
     used = status.budget
@@ -164,7 +164,7 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Give the pods of an incomplete gang back, so that an older gang can become complete."""
+    """Give back the pods of an incomplete gang, to let an older gang become complete."""
     older = obs.older_gang
     assert older is not None
     with_room = pods_with_room(obs.current, obs.is_under_quota)
@@ -182,9 +182,9 @@ def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) -> Plan:
-    """Return the plan of a new attempt: its status, and the deletion of the pods that do not stay.
+    """Return the plan of a new attempt: its status, and the deletion of all pods but the kept ones.
 
-    The pods that stay get their assignment once the status is written.
+    The kept pods get their assignment once the status is written.
     """
     message = change.event.message[:MAX_MESSAGE]
     begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)

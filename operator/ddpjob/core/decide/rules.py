@@ -1,11 +1,11 @@
 """The rules that turn an Observation and the time into a Plan.
 
-The rules are one ordered tuple. The first rule that applies gives the plan. Deciding is pure, and
+The rules are one ordered tuple. The first matching rule gives the plan. Deciding is pure, and
 total: it never raises, whatever the pods look like.
 
-The caller first writes the plan's status, under the resourceVersion that it was computed from, and
-only then changes pods. So a crash between two writes, a stale view or a second operator can neither
-lose nor repeat a restart.
+The caller first writes the plan's status, under the resourceVersion of the observed job, and only
+then changes pods. So a crash between two writes, a stale view or a second operator can neither lose
+nor repeat a restart.
 """
 
 from collections.abc import Callable
@@ -70,10 +70,10 @@ from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan, counted, create_g
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
-# Seconds before the next look while it is not read yet what takes jobs without a queue.
+# Seconds before the next look while the default LocalQueues are not read yet.
 SOON = 0.2
 
-# Seconds between two looks at a job that waits for an older one.
+# Seconds between two looks at a job waiting for an older one.
 YIELD_INTERVAL = 5.0
 
 
@@ -120,12 +120,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(after, run_account(after, now))
     orders = dumps(after, spec)
     if orders and after.status.attempt.silent_since:
-        # Pods that write their stacks have time for it.
+        # The pods have time to write their stacks.
         attempt = replace(after.status.attempt, silent_since=now)
         after = with_status(after, replace(after.status, attempt=attempt))
     assign = (*assignments(after), *orders)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
-    # A deadline that was over before this look is no reason for another one at once.
+    # A deadline already over before this look is no reason for another look at once.
     came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
     if any(not is_due(timer, obs, spec, now) for timer in came):
         waits.append(0.0)
@@ -368,7 +368,7 @@ RULES: tuple[Rule, ...] = (
     status_is_behind,  # Somebody changed the status: go on with what the pods show.
     job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
     job_is_finished,  # Any other finished job never runs again: clean up.
-    all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
+    all_nodes_succeeded,  # Before failures: a succeeded node cannot be lost any more.
     default_queue_takes_the_job,  # Its pods would be taken one by one.
     job_may_not_run,  # Suspended, or without room in its queue: no pods, whatever ends them.
     active_deadline_is_over,  # The job has had its time.
@@ -378,9 +378,9 @@ RULES: tuple[Rule, ...] = (
     nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
     queue_has_replaced_a_node,  # A pod that waits for the old one would wait for ever.
     attempt_failed,  # The whole gang restarts, or the job fails.
-    gang_is_silent,  # Nothing has ended, and nothing happens: a hang, or a pod that stayed in vain.
+    gang_is_silent,  # Nothing has ended, and nothing happens: a hang, or a pod kept in vain.
     startup_deadline_is_over,  # A gang that cannot start must not hold devices for ever.
-    older_gang_needs_room,  # Of two gangs that fit only in part, the younger gives way.
+    older_gang_needs_room,  # Of two incomplete gangs, the younger gives way.
     pods_are_not_created,  # All at once: gang schedulers and autoscalers must see all of them.
     all_pods_exist,  # Nothing to do but to report how far the pods are.
 )

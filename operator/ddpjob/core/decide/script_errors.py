@@ -1,11 +1,11 @@
-"""The exception by which an attempt has ended, and whether another attempt could repair it."""
+"""The exception at the end of an attempt, and whether another attempt could succeed."""
 
 import re
 
 from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE
 
-# Exceptions that the same script raises again in the same image. Those of the kind OSError are not
-# among them: a volume, a network or another program may come back.
+# The same script raises these exceptions again in the same image. No kind of OSError is among them:
+# a volume, a network or another program may come back.
 PERMANENT = frozenset(
     {
         "ImportError",
@@ -40,7 +40,7 @@ def error_in(message: str) -> str:
 
 
 def is_same_error(kept: str, message: str) -> bool:
-    """Return True if a message that the history keeps names the same exception as another one.
+    """Return True if a message in the history names the same exception as another message.
 
     The history keeps only the beginning of a long message.
     """

@@ -1,7 +1,7 @@
-"""The stacks of the ranks of a hung gang: which rank is the probable culprit.
+"""The stacks of the ranks of a hung gang, and the probable culprit.
 
-The ranks of a gang that hangs wait for the one that does something else. So ranks are grouped by
-equal stacks outside of torch, and the smallest group is the probable culprit.
+The ranks of a hung gang wait for the one that does something else. So ranks are grouped by equal
+stacks outside of torch, and the smallest group is the probable culprit.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import NamedTuple
 # A line of an agent's report on a hang.
 LINE = re.compile(r'rank (\d{1,9}): File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
 
-# The same for a rank that could not write its stack: it may hang in the kernel.
+# The same for a rank without a stack: it may hang in the kernel.
 NO_STACK = re.compile(r"rank (\d{1,9}): no stack")
 
-# Files of torch, and those in which a rank waits for others.
+# Files of torch, and those with code that waits for other ranks.
 TORCH = re.compile(r"/torch/")
 WAITS = re.compile(r"/torch/(?:distributed|autograd)/")
 
@@ -36,7 +36,7 @@ Stacks = Mapping[int, Sequence[Frame]]
 
 @dataclass(frozen=True)
 class Culprit:
-    """The ranks that stand out, in order, and one sentence on them and the others."""
+    """The outlier ranks, in order, and one sentence on them and the others."""
 
     ranks: tuple[int, ...]
     message: str
@@ -45,7 +45,7 @@ class Culprit:
 def read_stacks(text: str) -> dict[int, list[Frame]]:
     """Return the stack of each rank in the report of a pod, the innermost frame first.
 
-    That of a rank which could not write it is empty.
+    It is empty for a rank that could not write it.
     """
     found: dict[int, list[Frame]] = {int(rank): [] for rank in NO_STACK.findall(text)}
     for rank, file, line, function in LINE.findall(text):
@@ -54,10 +54,10 @@ def read_stacks(text: str) -> dict[int, list[Frame]]:
 
 
 def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
-    """Return the ranks that stand out, or None if none does.
+    """Return the outlier ranks, or None if there are none.
 
-    At a tie of two groups of equal size, it is the one that waits for nobody, then the one in the
-    lowest step. `steps` has the last step of ranks, as far as it is known.
+    Of two groups of equal size, choose the one that waits for nobody, then the one in the lowest
+    step. `steps` has the last step of ranks, as far as it is known.
     """
     groups: dict[tuple[Frame, ...] | None, list[int]] = {}
     for rank in sorted(stacks):
@@ -91,7 +91,7 @@ def _waits(stack: Sequence[Frame]) -> bool:
 
 
 def _place(stack: Sequence[Frame]) -> str:
-    """Return the innermost frame that is not torch's."""
+    """Return the innermost frame outside of torch."""
     return str([*_own_frames(stack), *stack, "a call that does not return"][0])
 
 

@@ -29,7 +29,8 @@ from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
     """Give the pods of the job back, because it may not run. They get their grace period.
 
-    A failure that is certain when that begins is counted. What ends afterwards was ended by it.
+    A failure that is certain when the suspension begins is counted. Pods that end later were ended
+    by the suspension.
     """
     is_asked_for = why.reason == Reason.SUSPENDED
     begins = not obs.status.has(Condition.SUSPENDED)
@@ -53,7 +54,7 @@ def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
     events: tuple[Event, ...] = ()
     if begins:
         events = (Event("Normal", reason, message[:MAX_MESSAGE]),)
-        # An attempt that has no pod yet is no part of the history.
+        # An attempt without a pod is no part of the history.
         had_pods = bool(obs.current) or obs.status.attempt.latched
         if has_begun and had_pods and not failure:
             cause = "the job was suspended" if is_asked_for else why.message

@@ -1,7 +1,7 @@
-"""The clocks of a job: which of them run, and when the next deadline comes.
+"""The clocks of a job, and the time of its next deadline.
 
-Every rule that waits for a moment has a timer here. The next look at a job is at the earliest of
-all moments that are to come, whichever rule applied at this look.
+Every rule that waits for a moment has a timer here. The next look at a job is at the earliest
+future moment of all timers, whichever rule applied at this look.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,17 @@ from ddpjob.core.observe.observation import Observation, TrainerState
 
 Timer = Callable[[Observation, Spec, datetime], datetime | None]
 
-# A gang that waits for room under a quota gives way to an older one after this time. Under a quota
-# no autoscaler can help.
+# A gang waiting for room under a quota gives way to an older one after this time. Under a quota no
+# autoscaler can help.
 QUOTA_TIMEOUT = timedelta(seconds=20)
 
-# A pod that has had a node for so long, and no container, may wait for the agent's ConfigMap, which
-# is then looked for. The next time is so much later: an image or a volume may also be the reason.
+# A pod that has had a node for this time, and no container, may wait for the agent's ConfigMap. The
+# operator then looks for the ConfigMap. It looks again after the interval, since an image or a
+# volume may also be the reason.
 CREATION_TIME = timedelta(seconds=10)
 CREATION_INTERVAL = timedelta(seconds=30)
 
-# Time between two looks at a gang that would give way to an older one.
+# Time between two looks at a gang ready to give way to an older one.
 CONTEST_INTERVAL = timedelta(seconds=60)
 
 # Time between two looks while the status names an unreachable node that the job has left.
@@ -112,7 +113,7 @@ def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 
 def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Return when the agents of pods that are not ready are asked why."""
+    """Return when to ask the agents of unready pods for the reason."""
     return asked_from(obs)
 
 
@@ -127,7 +128,7 @@ def heartbeats_are_checked(obs: Observation, spec: Spec, now: datetime) -> datet
 
 
 def peers_are_late(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Return when the status of a gang that runs and has not met says where to look."""
+    """Return when the status begins to explain the delay of a gang that has not met."""
     return late_from(obs)
 
 
@@ -155,7 +156,7 @@ def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | 
 
 
 def _end_of(limit: timedelta, started: datetime, used: int) -> datetime:
-    """Return the end of a limit of which `used` seconds had passed when its clock was started."""
+    """Return the end of a limit. `used` seconds of it had passed when its clock was started."""
     remaining = int(limit.total_seconds()) - used
     return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
 
@@ -171,7 +172,7 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 
 def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Return when to look whether the ConfigMap exists that pods without a container wait for."""
+    """Return when to look for the agent's ConfigMap: pods without a container may wait for it."""
     since_when = [pod.creating_since for pod in obs.current if pod.creating_since]
     if not since_when or obs.status.finished:
         return None
@@ -184,7 +185,7 @@ def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datet
 
 
 def node_is_forgotten(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Look again: no event concerns the job when a node returns that it has left."""
+    """Look again: no event concerns the job when a node that it has left returns."""
     pods = (*obs.pods, *obs.leftovers)
     used = {pod.node_name for pod in pods if not pod.released}
     has_left = any(node.name not in used for node in obs.status.unreachable_nodes)
@@ -252,7 +253,7 @@ def is_due(timer: Timer, obs: Observation, spec: Spec, now: datetime) -> bool:
 
 
 def seconds_until_next(obs: Observation, spec: Spec, now: datetime) -> float | None:
-    """Return the seconds until the earliest moment that is to come, or None."""
+    """Return the seconds until the earliest future moment, or None."""
     moments = [timer(obs, spec, now) for timer in TIMERS]
     waits = [(moment - now).total_seconds() for moment in moments if moment and moment > now]
     return min(waits, default=None)

@@ -32,7 +32,7 @@ from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 def begin_attempt(
     obs: Observation, spec: Spec, attempt: int, now: datetime, kept: Sequence[Pod] = ()
 ) -> Status:
-    """Return the status of an attempt that begins now, with the nodes of the spec.
+    """Return the status of a new attempt, with the nodes of the spec.
 
     The pods `kept` stay from the attempt before, and one of them hosts the rendezvous: the name of
     a new pod is not known everywhere at once.
@@ -40,7 +40,7 @@ def begin_attempt(
     job = obs.job
     before = job.status.attempt
     births = {pod.index: pod.born for pod in kept}
-    # A pod that has no address yet is found by its name.
+    # A pod without an address is found by its name.
     with_address = [pod for pod in kept if pod.address]
     first = min(with_address, key=lambda pod: pod.index, default=None)
     host = Host(first.index, first.address) if first else Host()
@@ -79,7 +79,7 @@ def selector_of(job: Job) -> str:
 def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Continue with the newest attempt that has pods, after somebody has changed the status.
 
-    Which pods of it were created is not known. So a missing one counts as lost.
+    A missing pod counts as lost, since it is not known whether it was created.
     """
     attempt = max(pod.attempt for pod in obs.pods)
     nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
@@ -111,7 +111,7 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
-    """Return the status of the first attempt. A `spec.retries` that it has already asks nothing."""
+    """Return the status of the first attempt. Only later growth of `spec.retries` counts."""
     budget = replace(obs.status.budget, retried=Retried(spec.lifecycle.retries))
     begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, budget=budget)
     was_suspended = begun.has(Condition.SUSPENDED)
@@ -123,7 +123,7 @@ def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job fails. `record` describes its last attempt, `grace` is that of its pods."""
+    """How a job fails. `record` describes its last attempt, `grace` is for the pods."""
 
     reason: str
     message: str
@@ -162,7 +162,7 @@ def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
     obs = with_ended_attempt(obs, ending.record, now)
     status = describe(obs, Phase.FAILED, ending.reason, message)
-    # Only a number that grows from now on takes the job up again.
+    # Only later growth of the number takes the job up again.
     retried = replace(status.budget.retried, retries=spec.lifecycle.retries)
     status = replace(
         status,
@@ -203,7 +203,7 @@ def not_suspended(obs: Observation) -> Conditions:
 
 
 def why_resumed(obs: Observation) -> tuple[Reason, str]:
-    """Return the reason why a job that had no pods may have them again, and its sentence."""
+    """Return why a job without pods may have them again: the reason and its sentence."""
     if obs.queue is None:
         return Reason.RESUMED, "the job was resumed"
     return Reason.ADMITTED, f"the queue {obs.queue} has given the job room"

@@ -1,4 +1,4 @@
-"""What the agent of a running pod answers if the operator asks it (`agent/answers.py`)."""
+"""The answer of a running pod's agent to a question of the operator (`agent/answers.py`)."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from ddpjob.core.api.history import Steps
 # Bytes of an answer.
 MAX_STATE = 4096
 
-# The activity of an agent whose processes have ended, and that waits for another attempt.
+# The activity of an agent after the end of its processes, while it waits for another attempt.
 WAITING = "waiting"
 
 
@@ -19,12 +19,12 @@ class AgentState:
     """The state of an attempt in one pod.
 
     - `activity`: what the pod does. `stopped`: it was told to end.
-    - `ended`: (rank, exit code) of the ranks that have ended, the first one first. The code is None
-      if it is not known.
-    - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
-    - `heartbeat`: the age of the last one in seconds; None before the first. `watched`: whether the
-      agent would notice that they stop.
-    - `error`: the last line in which torchrun says what does not work.
+    - `ended`: (rank, exit code) of the ended ranks, the first one first. The code is None if it is
+      not known.
+    - `steps`: the first and the last step. `checkpoint`: the last saved step.
+    - `heartbeat`: the age of the last one in seconds; None before the first. `watched`: the agent
+      notices if the heartbeats stop.
+    - `error`: torchrun's last line about a problem.
     """
 
     attempt: int
@@ -39,7 +39,7 @@ class AgentState:
 
     @property
     def ended_early(self) -> tuple[int, ...]:
-        """Return the ranks that have ended as if all had been done, before any other end."""
+        """Return the ranks that ended with 0 before any other end, unless the pod was stopped."""
         codes = [code for _, code in self.ended]
         first = next((place for place, code in enumerate(codes) if code != 0), len(codes))
         return () if self.stopped else tuple(rank for rank, _ in self.ended[:first])

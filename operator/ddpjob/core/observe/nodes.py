@@ -3,7 +3,7 @@
 from ddpjob.core.api.readers import Dict, child, children
 from ddpjob.core.observe.observation import Node, NodeHealth
 
-# Effects of taints that keep new pods away.
+# Effects of taints against new pods.
 REPELLING = ("NoSchedule", "NoExecute")
 
 

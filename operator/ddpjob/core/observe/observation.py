@@ -23,7 +23,7 @@ from ddpjob.core.observe.torchrun_log import Summary
 # The status keeps attempts as int32.
 MAX_ATTEMPT = 2_147_483_646
 
-# Longest time between two tries to create what the API server refuses.
+# Longest time between two tries to create a refused object.
 LONGEST_RETRY = timedelta(seconds=60)
 
 
@@ -41,7 +41,7 @@ class TrainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that happened to a pod: one word, one sentence, and the time if it is known."""
+    """What happened to a pod: one word, one sentence, and the time if it is known."""
 
     reason: str
     message: str
@@ -52,8 +52,8 @@ class Finding:
 class Pod:
     """One node of an attempt, with what the decisions need of its pod.
 
-    - `attempt`: the attempt that the pod is assigned to. `born`: the one it was created in.
-    - `index`: the node's index in the gang. `node_name`: the Kubernetes node that the pod runs on.
+    - `attempt`: the attempt assigned to the pod. `born`: the attempt of its creation.
+    - `index`: the node's index in the gang. `node_name`: the Kubernetes node of the pod.
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
     - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
       the stacks of its ranks, and to end.
@@ -66,22 +66,22 @@ class Pod:
     - `started`: the trainer's container was started at some time. `running_since`: it runs since
       then, if the kubelet says it.
     - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
-    - `blocked`: what keeps a pending pod from starting. `gated`: that is a scheduling gate.
+    - `blocked`: what keeps a pending pod from starting. `gated`: a scheduling gate does.
     - `own_limit`: the kubelet evicted the pod because it exceeded a limit of its own.
     - `grace`: the pod's own grace period in seconds.
     - `deletion_deadline`: the end of the grace period, if the pod is being deleted.
     - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
-    - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
+    - `tolerated`: keys of the tolerated taints; an empty key stands for every taint.
     - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
-    - `group`: the PodGroup that the pod names, so that its gang is scheduled whole.
-    - `place`: the node selector of a pod for which a queue has chosen nodes by a topology.
+    - `group`: the pod's PodGroup, for scheduling its gang whole.
+    - `place`: the pod's node selector, if a queue has chosen its nodes by a topology.
     - `message`: the last words of the trainer. `follower`, `timed_out`: what they say about a peer.
-    - `summary`: which rank of the node failed first.
+    - `summary`: the first failure of a rank of the node.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
-    - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
-    - `steps`: the first and the last step of each attempt in which the pod took part.
-    - `trained`: the time of the first step or heartbeat of each such attempt.
+    - `reported`: the attempt in the agent's report. `hang`: this attempt hung.
+    - `steps`: the first and the last step of each attempt of the pod.
+    - `trained`: the time of the first step or heartbeat of each attempt of the pod.
     """
 
     name: str
@@ -154,7 +154,7 @@ class NodeHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Kubernetes node. `taints` are the keys of those that keep new pods away."""
+    """A Kubernetes node. `taints` are the keys of its taints against new pods."""
 
     name: str
     health: NodeHealth = NodeHealth.READY
@@ -164,11 +164,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
-    """The administrator's choices about nodes and about gangs that wait for each other.
+    """The administrator's choices about nodes and about gangs waiting for each other.
 
     - `dead_node_time`: a pod is force-deleted after its node was unreachable for so long; None
       never.
-    - `gang_timeout`: a gang that fits only in part gives way to an older one after this time.
+    - `gang_timeout`: an incomplete gang gives way to an older one after this time.
     - `disruption_taints`: keys of taints that announce the end of a node.
     """
 
@@ -183,7 +183,7 @@ class Refusal:
 
     - `retry_at`: the earliest time of the next try.
     - `final`: the same request can never succeed, because the object is invalid.
-    - `counts_ended_pods`: a quota refused that counts pods which have ended too.
+    - `counts_ended_pods`: the refusal is by a quota that counts ended pods too.
     """
 
     reason: str
@@ -201,7 +201,7 @@ class Refusal:
 
 
 class ApiState(StrEnum):
-    """What the operator knows of an API that a cluster may have or not, such as Kueue's.
+    """What the operator knows of an optional API of a cluster, such as Kueue's.
 
     - OFF, REFUSED: the administrator has switched its use off, or has not given the rights for it.
     - UNKNOWN: not read yet. ABSENT: the cluster does not serve it. UNREADABLE: its log says why.
@@ -219,16 +219,16 @@ class ApiState(StrEnum):
 class Observation:
     """A job and every pod of its gangs, sorted by attempt and index, and their surroundings.
 
-    - `strays`: names of pods with the job's labels that no gang of it has.
-    - `leftovers`: pods of earlier jobs of the same name that have not ended.
+    - `strays`: names of pods with the job's labels, but outside of its gangs.
+    - `leftovers`: unfinished pods of earlier jobs of the same name.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
-    - `older_gang`: an older job that lacks the room which this one holds, or has given back.
-    - `answers`: what agents have answered, by the UIDs of their pods.
+    - `older_gang`: an older job that needs the room held, or given back, by this one.
+    - `answers`: the answers of agents, by the UIDs of their pods.
     - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
-    - `has_default_queue`: a LocalQueue takes the jobs of the namespace that have no queue; None if
-      that is not read yet.
+    - `has_default_queue`: a LocalQueue takes the namespace's jobs without a queue; None before it
+      is read.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
-    - `is_current`: the API server has confirmed that the status is the newest.
+    - `is_current`: the API server has confirmed the status as the newest.
     """
 
     job: Job
@@ -252,7 +252,7 @@ class Observation:
 
     @property
     def queue(self) -> Queue | None:
-        """Return the queue that the job waits for, unless queues are switched off."""
+        """Return the queue of the job, unless queues are switched off."""
         return None if self.kueue is ApiState.OFF else self.job.queue
 
     @cached_property
@@ -263,7 +263,7 @@ class Observation:
 
     @cached_property
     def unreleased(self) -> tuple[Pod, ...]:
-        """Pods of any attempt in which a container still runs."""
+        """Return the pods of any attempt with containers that have not ended."""
         return tuple(pod for pod in self.pods if not pod.released)
 
     @property
@@ -272,12 +272,12 @@ class Observation:
 
     @cached_property
     def current(self) -> tuple[Pod, ...]:
-        """Pods of the current attempt, also those that are not assigned to it yet."""
+        """Return the pods of the current attempt, including those not assigned to it yet."""
         return tuple(pod for pod in self.pods if self._takes_part(pod))
 
     @cached_property
     def older(self) -> tuple[Pod, ...]:
-        """Pods of earlier attempts that take no part in the current one."""
+        """Return the pods of earlier attempts that take no part in the current one."""
         return tuple(
             pod for pod in self.pods if pod.attempt <= self.attempt and not self._takes_part(pod)
         )
@@ -288,14 +288,14 @@ class Observation:
 
     @property
     def unassigned(self) -> tuple[Pod, ...]:
-        """Pods that stay from an earlier attempt and were not told to start the current one."""
+        """Return the kept pods without an order to start the current attempt."""
         return tuple(
             pod for pod in self.current if pod.active and (pod.attempt < self.attempt or pod.held)
         )
 
     @property
     def status_is_behind(self) -> bool:
-        """True if there is a pod of an attempt that the status does not know.
+        """Return True if a pod belongs to a later attempt than the status knows.
 
         The API server then holds a newer status, unless somebody has changed the status.
         """
@@ -304,33 +304,33 @@ class Observation:
 
     @cached_property
     def unreachable_since(self) -> Mapping[str, datetime]:
-        """Return since when each unreachable Kubernetes node was seen to be that."""
+        """Return when each unreachable Kubernetes node was first seen as unreachable."""
         return {node.name: node.since for node in self.status.unreachable_nodes}
 
     @cached_property
     def unready_nodes(self) -> int:
-        """Number of Kubernetes nodes of the cluster that are not ready."""
+        """Return the number of unready Kubernetes nodes in the cluster."""
         nodes = (self.nodes or {}).values()
         return sum(node.health is not NodeHealth.READY for node in nodes)
 
     @property
     def is_under_quota(self) -> bool:
-        """True if a quota refuses pods of the attempt."""
+        """Return True if a quota refuses pods of the attempt."""
         return self.refusal is not None and self.refusal.reason == Reason.QUOTA
 
     def answer_of(self, pod: Pod) -> AgentState | None:
-        """Return what the agent of a pod has answered about the current attempt, or None."""
+        """Return the answer of a pod's agent about the current attempt, or None."""
         answer = self.answers.get(pod.uid)
         return answer if answer and answer.attempt == self.attempt else None
 
     @property
     def latched(self) -> bool:
-        """True if every pod of the current attempt was seen at some time."""
+        """Return True if every pod of the current attempt was seen at some time."""
         return self.status.attempt.latched
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
-        """Indices of the current attempt whose trainer succeeded, even if the pod is gone."""
+        """Return the indices of the succeeded nodes of the attempt, even if their pods are gone."""
         seen = {
             pod.index
             for pod in self.current
@@ -341,15 +341,15 @@ class Observation:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of the current attempt that need a pod and have none."""
+        """Return the indices of the current attempt that need a pod and have none."""
         present = {pod.index for pod in self.current} | self.succeeded
         return tuple(index for index in range(self.status.pods.desired) if index not in present)
 
     def has_missed_attempt(self, pod: Pod) -> bool:
-        """Return True if a pod stayed for this attempt, and ended before it took part.
+        """Return True if a kept pod ended before it took part in this attempt.
 
-        Its end belongs to an attempt before, which has been judged. A pod that was killed has left
-        no report: it took part if the gang has run.
+        Its end belongs to an attempt before, already judged. A killed pod has left no report: it
+        took part if the gang has run.
         """
         if pod.born == self.attempt or not pod.ended:
             return False
@@ -363,9 +363,9 @@ class Observation:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Indices of pods that had been seen and are gone.
+        """Return the indices of pods that had been seen and are gone.
 
-        Before the latch, only a pod that stayed from an earlier attempt had been seen.
+        Before the latch, only kept pods had been seen.
         """
         if self.latched:
             return self.missing
@@ -379,27 +379,27 @@ class Observation:
 
     @property
     def ready(self) -> int:
-        """Number of nodes whose workers have met in the current attempt."""
+        """Return the number of ready nodes: their workers have met in the current attempt."""
         return sum(map(self.is_ready, self.current))
 
     @property
     def all_run(self) -> bool:
-        """True if every node of the attempt has met the others or has succeeded."""
+        """Return True if every node of the attempt has met the others or has succeeded."""
         return len(self.succeeded) + self.ready == self.status.pods.desired
 
     @property
     def must_be_ready(self) -> bool:
-        """True if a pod that is not ready is silent: the gang has met, or pods have stayed for it.
+        """Return True if an unready pod is silent: the gang has met, or has kept pods.
 
-        An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
+        A new attempt without kept pods has the time of startupDeadlineSeconds.
         """
         return bool(self.status.attempt.running_time or self.status.attempt.births)
 
     @property
     def silent(self) -> tuple[Pod, ...]:
-        """Pods that run and are not ready, if nothing else in the gang explains that.
+        """Return the running but unready pods, if nothing else in the gang explains the delay.
 
-        Empty if a pod is missing, pending, being deleted, or has failed.
+        There are none if a pod is missing, pending, being deleted, or has failed.
         """
         running = [pod for pod in self.current if pod.state is TrainerState.RUNNING]
         is_complete = len(running) + len(self.succeeded) == self.status.pods.desired
@@ -411,7 +411,7 @@ class Observation:
 def observe(
     job: Job, pods: Iterable[Pod], refusal: Refusal | None = None, **surroundings: Any
 ) -> Observation:
-    """Return the Observation of a job and the pods that have its labels and that it owns.
+    """Return the Observation of a job and its pods: those with its labels and owned by it.
 
     `surroundings` are the other fields of Observation.
     """
@@ -427,10 +427,10 @@ def observe(
 
 
 def _with_setup(pod: Pod, job: Job) -> Pod:
-    """Return a pod whose startup probe has not succeeded as one that is pending.
+    """Return a pod as pending, because its startup probe has not succeeded.
 
-    It is not if the job has no setup, so that the probe is a user's own, or if the gang has met, so
-    that only the kubelet has started anew.
+    There are two exceptions. If the job has no setup, the probe is the user's own. If the gang has
+    met, only the kubelet has started anew.
     """
     if not (job.spec and job.spec.setup) or job.status.attempt.running_time:
         return replace(pod, sets_up=False)
@@ -438,7 +438,7 @@ def _with_setup(pod: Pod, job: Job) -> Pod:
 
 
 def _is_of_gang(pod: Pod, job: Job) -> bool:
-    """Return False for a pod that the operator cannot have created, such as a copy by hand."""
+    """Return False if the operator cannot have created the pod, as with a copy made by hand."""
     if pod.name != names.pod_name(job.name, pod.born, pod.index):
         return False
     if not pod.born <= pod.attempt <= MAX_ATTEMPT:

@@ -1,12 +1,12 @@
-"""What a process says that lost its peer, as a table: each library's words, with their source.
+"""The words of a process after the loss of its peer, as a table: by library, with their source.
 
 Such a process is a follower: it is not the cause of the failure. Python's own network errors have
 the same words (`Connection reset by peer`) after `[Errno …]` or in brackets. They come from a
-user's own connections and must not match. So each pattern has what only that library writes.
+user's own connections and must not match. So each pattern has words that only its library writes.
 
-The words of gloo, TCPStore and torchrun were seen with torch 2.13 on the CPU: processes that were
-killed, and networks that were cut. Those of NCCL, EFA and Neuron come from the libraries' texts and
-from logs in issues. They were not tried.
+The words of gloo, TCPStore and torchrun were seen with torch 2.13 on the CPU, after processes were
+killed and networks were cut. Those of NCCL, EFA and Neuron come from the libraries' texts and from
+logs in issues. They were not tried.
 """
 
 import re
@@ -102,7 +102,7 @@ LOST = (
     ),
 )
 
-# It waited too long for a peer, which is lost, slow or stuck.
+# The process waited too long for a lost, slow or stuck peer.
 WAITED = (
     Words("the trainer", r"\bddp_trainer\.\w{1,20}\.SlowRankError: ", "ddp_trainer/errors.py"),
     Words(

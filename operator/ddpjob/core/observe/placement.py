@@ -1,4 +1,4 @@
-"""What a pod needs of the nodes: the names of resources, and which nodes it may be placed on."""
+"""What a pod needs of the nodes: the names of resources, and rules for its placement."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, child, children
 
-# Where an affinity has the rules that must hold.
+# The field of an affinity with its required rules.
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def read_requests(pod_spec: Dict) -> frozenset[str]:
-    """Return the resources that a pod needs. Each pod takes a place among those of its node."""
+    """Return the resources needed by a pod. Each pod also uses one of its node's `pods`."""
     found = {"pods"}
     for kind in ("containers", "initContainers"):
         for container in children(pod_spec, kind):
@@ -25,7 +25,8 @@ def read_requests(pod_spec: Dict) -> frozenset[str]:
 def read_placement(pod_spec: Dict) -> str:
     """Return a digest of a pod's node selector, required affinity and tolerations.
 
-    That pods of one job are near each other is left out: jobs with equal pods compete for nodes.
+    Rules for placing a job's pods near each other are left out: they name the job, and jobs with
+    equal pods compete for the same nodes.
     """
     affinity = child(pod_spec, "affinity")
     required = {kind: _of_others(child(affinity, kind).get(REQUIRED)) for kind in affinity}
@@ -36,7 +37,7 @@ def read_placement(pod_spec: Dict) -> str:
 
 
 def _of_others(rules: Any) -> Any:
-    """Return the rules of an affinity without those that the operator adds for a topology."""
+    """Return the rules of an affinity without the operator's own for a topology."""
     if not isinstance(rules, list):
         return rules
     return [rule for rule in rules if names.LABEL_JOB_UID not in _labels_of(rule)]

@@ -23,7 +23,7 @@ from ddpjob.core.observe.placement import read_placement, read_requests
 from ddpjob.core.observe.termination import SETUP_FAILED, Termination, read_termination
 from ddpjob.core.observe.torchrun_log import last_line
 
-# Reasons of a waiting container whose image cannot be pulled.
+# Reasons of a waiting container if its image cannot be pulled.
 IMAGE_REASONS = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -35,7 +35,7 @@ IMAGE_REASONS = (
 # The grace period of Kubernetes, if a pod has none, in seconds.
 DEFAULT_GRACE = 30
 
-# Reasons of a waiting container that starts normally.
+# Reasons of a waiting container during a normal start.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
 # The reason of the condition PodScheduled while a scheduling gate holds a pod.
@@ -56,21 +56,21 @@ CLAIM_NOT_FOUND = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 LOST_REASON = "ContainerStatusUnknown"
 LOST_BY_CONTAINERD = ("Unknown", 255)
 
-# The first year of Unix time. A runtime reports it, or year 1, for a time that it does not know.
+# The first year of Unix time. A runtime reports it, or year 1, for an unknown time.
 UNKNOWN_YEAR = 1970
 
-# A kubelet's reason for pods that it evicts.
+# A kubelet's reason for an evicted pod.
 EVICTED = "Evicted"
 
-# The reason of the condition DisruptionTarget and that of the pod if its node shuts down. A kubelet
-# that evicts a pod gives the same condition and EVICTED.
+# The reason of the condition DisruptionTarget, and that of the pod, if its node shuts down. At an
+# eviction, a kubelet sets the same condition and EVICTED.
 BY_KUBELET = "TerminationByKubelet"
 SHUT_DOWN = (BY_KUBELET, "Terminated")
 
-# The reason of a container that used more memory than its limit.
+# The reason of a container killed for using more memory than its limit.
 OOM_KILLED = "OOMKilled"
 
-# The reason of a pod whose init container failed. Its exit code is not the worker's.
+# The reason of a pod with a failed init container. Its exit code is not the worker's.
 INIT_FAILED = "InitFailed"
 
 
@@ -153,7 +153,7 @@ def _state_and_end(
 
 
 def _assignment(metadata: Dict) -> Dict:
-    """Return what the agent of a pod was last told: the fields of core/render/assignment.py."""
+    """Return the last assignment of a pod's agent: the fields of core/render/assignment.py."""
     text = child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT)
     # Anybody who may change the pod can write anything into it.
     try:
@@ -163,7 +163,7 @@ def _assignment(metadata: Dict) -> Dict:
 
 
 def _birth(name: str, attempt: int) -> int:
-    """Return the attempt in which a pod was created, which its name says."""
+    """Return the attempt of a pod's creation, from its name."""
     birth = name.split("-")[-2:][0]
     return int(birth) if birth.isdecimal() else attempt
 
@@ -198,7 +198,7 @@ def _creating_since(status: Dict) -> datetime | None:
 
 
 def _is_ready(metadata: Dict, status: Dict) -> bool:
-    """Return True if the trainer became ready in the attempt that its pod is assigned to.
+    """Return True if the trainer became ready in the attempt assigned to its pod.
 
     When a pod gets another assignment, it keeps the condition of the last one for a moment. The
     condition of the pod depends on its sidecars too, so it decides nothing else.
@@ -232,19 +232,19 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
 
 
 def _exit_reason(end: Dict, termination: Termination) -> str:
-    """Return a kubelet's reason for the end of a container, or that of a setup that failed."""
+    """Return a kubelet's reason for the end of a container, or SETUP_FAILED for a failed setup."""
     reason = str(end.get("reason") or "")
     return SETUP_FAILED if termination.setup and reason != OOM_KILLED else reason
 
 
 def _finished(end: Dict) -> datetime | None:
-    """Return when a container ended, or None if that is not known."""
+    """Return when a container ended, or None if the time is not known."""
     time = parse_time(end.get("finishedAt"))
     return time if time and time.year > UNKNOWN_YEAR else None
 
 
 def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
-    """Return the end of an init container that failed, after which the trainer never starts.
+    """Return the end of a failed init container. The trainer never starts after it.
 
     Its message has the last line of the container, or how to read its log.
     """
@@ -319,7 +319,7 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
         return Finding(Reason.NODE_RESTARTED, message, _finished(end))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"{pod} was deleted", _deletion_time(metadata))
-    # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
+    # A kubelet writes the reason for refusing a pod into the pod's status. The reason of a
     # container's own failure is in the status of the container.
     refused = status.get("reason") or end is None
     if status.get("phase") == "Failed" and refused and not _own_limit(status):
@@ -353,8 +353,7 @@ def _looks_lost(status: Dict) -> bool:
     """Return True if the pod is not ready while all its containers are.
 
     The control plane sets the pods of an unreachable node to not ready, by the condition Ready
-    alone. A kubelet changes that of the containers too. If a readiness gate is open, it gives a
-    reason.
+    alone. A kubelet changes ContainersReady too. If a readiness gate is open, it gives a reason.
     """
     ready = _condition(status, "Ready")
     if ready.get("status") != "False" or ready.get("reason"):
@@ -363,15 +362,15 @@ def _looks_lost(status: Dict) -> bool:
 
 
 def _tolerated(spec: Dict) -> tuple[str, ...]:
-    """Return the keys of the taints that a pod tolerates, without those that Kubernetes adds."""
+    """Return the keys of the taints tolerated by a pod, without those added by Kubernetes."""
     keys = [str(toleration.get("key") or "") for toleration in children(spec, "tolerations")]
     return tuple(key for key in keys if not key.startswith("node.kubernetes.io/"))
 
 
 def _deletion_deadline(metadata: Dict) -> datetime | None:
-    """Return the end of the grace period of a pod that is being deleted."""
+    """Return the end of the grace period of a pod under deletion, or None for another pod."""
     deadline = metadata.get("deletionTimestamp")
-    # A deadline that cannot be read is the last one: the pod is being deleted, and not overdue.
+    # An unreadable deadline is the last moment: the pod is being deleted, and not overdue.
     return (parse_time(deadline) or LAST_MOMENT) if deadline else None
 
 
@@ -418,7 +417,7 @@ def _unscheduled(condition: Dict) -> Finding:
         return Finding(Reason.GATED, message)
     claim = CLAIM_NOT_FOUND.search(message)
     if claim:
-        # The scheduler's own words speak of nodes, which are not at fault.
+        # The scheduler's own words are about nodes, but the nodes are not at fault.
         missing = f'PersistentVolumeClaim "{claim[1]}" does not exist in the namespace of the job'
         return Finding(Reason.CLAIM_NOT_FOUND, missing)
     return Finding(Reason.UNSCHEDULABLE, message)

@@ -1,8 +1,8 @@
 """A trainer's termination message: the report of its agent, or the tail of its log.
 
-The agent writes its report, a JSON object, when it ends. A container that is killed before, for
-example for its memory, leaves the tail of its log. A container without the agent leaves the tail of
-its log, or the result that its script wrote to $DDP_RESULT_FILE.
+The agent writes its report, a JSON object, when it ends. A container killed before, for example for
+its memory, leaves the tail of its log. A container without the agent leaves the tail of its log, or
+its script's result from $DDP_RESULT_FILE.
 """
 
 import json
@@ -24,10 +24,10 @@ from ddpjob.core.observe.torchrun_log import (
     parse_summary,
 )
 
-# The cause in the report on a setup that failed, and the reason of such a pod.
+# The cause in the report on a failed setup, and the reason of such a pod.
 SETUP_FAILED = "SetupFailed"
 
-# The largest rank and exit code that a report may have.
+# The largest rank and exit code of a report.
 MAX_NUMBER = 1_000_000_000
 
 # Limits of a result, in entries and in characters of each key and value.
@@ -39,15 +39,15 @@ MAX_RESULT_STRING = 256
 class Termination:
     """What is known of the end of a trainer.
 
-    - `text`: the last words of its processes. `follower`: they say that a peer was lost.
+    - `text`: the last words of its processes. `follower`: they report the loss of a peer.
       `timed_out`: they say that the process had waited too long for a peer.
     - `summary`: the first failure of the node; None if no rank is known to have failed.
     - `result`: what the script wrote to $DDP_RESULT_FILE.
-    - `attempt`: the attempt that the agent's report is about; None without a report.
+    - `attempt`: the attempt in the agent's report; None without a report.
     - `hang`: the agent has ended the attempt because its heartbeat stopped. `setup`: the setup of
       the pod has failed, so no process of the job has begun.
-    - `steps`: the first and the last step of attempts that ran in the pod. `total_steps`: those
-      that the training is to make.
+    - `steps`: the first and the last step of attempts in the pod. `total_steps`: the planned steps
+      of the training.
     - `trained`: when attempts made their first step, or gave their first heartbeat, in the pod.
     """
 
@@ -171,7 +171,7 @@ def _training_times(data: Dict) -> Mapping[int, datetime]:
 
 
 def _string(value: Any) -> str:
-    """Return a string that UTF-8 can express: half of a character is valid in JSON only."""
+    """Return a string valid in UTF-8: half of a character is valid in JSON only."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 

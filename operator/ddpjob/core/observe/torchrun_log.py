@@ -1,8 +1,8 @@
 """torchrun's failure summary, parsed from the tail of its log.
 
-The agent of torchrun always exits with 1. The failure summary at the end of its log has the rank
-that failed first, its exit code and its exception. The kubelet keeps the last 2048 bytes of the log
-as the pod's termination message. The times in the agent's log lines have microseconds. Those in the
+The agent of torchrun always exits with 1. The failure summary at the end of its log has the first
+failed rank, its exit code and its exception. The kubelet keeps the last 2048 bytes of the log as
+the pod's termination message. The times in the agent's log lines have microseconds. Those in the
 summary have whole seconds.
 """
 
@@ -39,7 +39,7 @@ EXIT_CODE = re.compile(r"-?[0-9]{1,9}")
 PID = re.compile(r"\(pid: \d+\)")
 AGENT_LINE = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode: -?\d+\)", re.MULTILINE)
 
-# The last line of a traceback, which torch may prefix with the rank. In torchrun's summary it is
+# The last line of a traceback. torch may prefix it with the rank. In torchrun's summary it is
 # indented.
 EXCEPTION_LINE = (
     r"(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*"
@@ -57,10 +57,10 @@ SCRIPT_MISSING = re.compile(
     re.MULTILINE,
 )
 
-# The text of a C++ exception that nothing has caught. The process then ends with SIGABRT.
+# The text of an uncaught C++ exception. The process then ends with SIGABRT.
 WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
 
-# The trainer's words for the rank that is furthest behind (ddp_trainer/ranks/stragglers.py).
+# The trainer's words for the rank furthest behind (ddp_trainer/ranks/stragglers.py).
 BEHIND = re.compile(
     r"\brank \d+ on .{1,200}? is (?:slow or stuck|frozen or cut off)\b[^;,\n]{0,200}"
 )
@@ -106,8 +106,8 @@ class Summary:
 def parse_summary(message: str) -> Summary | None:
     """Return torchrun's failure summary in a termination message, or None without one.
 
-    The time is linear in the length of the message. A process that writes its own message cannot
-    make the operator slow.
+    The time is linear in the length of the message, so a process cannot make the operator slow by a
+    message of its own.
     """
     before, header, after = message.rpartition(ROOT_CAUSE)
     fields = _parse_fields(after)
@@ -156,7 +156,7 @@ def _field(fields: Mapping[str, re.Match[str]], name: str) -> str:
 
 
 def _complete_lines(message: str, text: str) -> str:
-    """Return `text`, the beginning of `message`, without a first line that may have been cut."""
+    """Return `text`, the beginning of `message`, without its first line if it may be incomplete."""
     if len(message.encode(errors="replace")) < CUT_LENGTH:
         return text
     return text.partition("\n")[2]
@@ -171,9 +171,9 @@ def script_output(text: str) -> str:
 
 
 def _lines_of_rank(rank: str, text: str) -> str:
-    """Return the lines of one rank, which torch marks if the exception was not caught.
+    """Return the lines of one rank. torch marks them if the exception was not caught.
 
-    Without marked lines, return those that no rank has marked.
+    Without marked lines of the rank, return all lines without a mark.
     """
     lines = text.splitlines()
     marked = [line for line in lines if line.startswith(f"[rank{int(rank)}]:")]
@@ -188,7 +188,7 @@ def _last_exception(text: str) -> str:
 
 
 def _failure_time(before: str, summary_time: str) -> datetime | None:
-    """Return the time of the agent's log line, or of the summary if that line was cut off.
+    """Return the time of the agent's log line, or of the summary if the line was cut off.
 
     The log line (MMDD and microseconds) has no year, so it takes the summary's.
     """
@@ -204,7 +204,7 @@ def _failure_time(before: str, summary_time: str) -> datetime | None:
 
 
 def last_line(message: str) -> str:
-    """Return the last line that has text. torchrun ends its summary with a line of `=`."""
+    """Return the last line with text. torchrun ends its summary with a line of `=`."""
     for line in reversed(message.splitlines()):
         if line.strip(" =-"):
             return line.strip()[:MAX_LAST_LINE]
@@ -212,7 +212,7 @@ def last_line(message: str) -> str:
 
 
 def is_follower(message: str) -> bool:
-    """Return True if a message says that the process lost its peer."""
+    """Return True if a message reports the loss of a peer."""
     return bool(FOLLOWER.search(script_output(message)) or FOLLOWER.search(last_line(message)))
 
 

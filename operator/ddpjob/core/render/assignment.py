@@ -1,7 +1,7 @@
 """What the agent of a pod is told: its options for the life of the pod, and one attempt at a time.
 
 agent/agent.py describes the options, and agent/assignment.py an assignment. Options are in the
-pod's command; an assignment is in an annotation, which the kubelet writes into a file of the pod.
+pod's command. An assignment is in an annotation, and the kubelet writes it into a file of the pod.
 """
 
 import json
@@ -19,17 +19,17 @@ from ddpjob.core.plan import Assign
 # them must not end an attempt.
 RENDEZVOUS_SECONDS = 3600
 
-# Seconds that a pod which has only lost its peer waits for the next attempt.
+# The wait of a pod for the next attempt, in seconds, if it has only lost its peer.
 FOLLOWER_WAIT = 8
 
-# Seconds that a pod waits which must not start yet, after its grace period: others end first.
+# The wait of a held pod, in seconds, after its grace period: other pods end first.
 HELD_WAIT = 75
 
 
 class Addresses(Protocol):
     """The addresses by which the agents of an attempt find each other.
 
-    c10d gives ranks by the string order of the agents' local addresses. `port` is that of an
+    c10d gives ranks by the string order of the agents' local addresses. `port` is the port of an
     agent's /ready and /metrics.
     """
 
@@ -60,7 +60,7 @@ class ServiceAddresses:
 def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None = None) -> str:
     """Return the assignment of a node for the job's current attempt, as JSON.
 
-    `assign` has the details for a pod that has stayed.
+    `assign` has the details for a kept pod.
     """
     may_start = assign is None or assign.start
     assert job.spec is not None
@@ -87,7 +87,7 @@ def _wait(assign: Assign | None) -> float:
 
 
 def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
-    """Return torchrun's flags. It has only flags that torch 2.5 to 2.15 know."""
+    """Return torchrun's flags: only flags known to torch 2.5 to 2.15."""
     status = job.status
     # The setup of one pod may take longer than that of another.
     setup = int(spec.setup_timeout.total_seconds()) if spec.setup else 0
@@ -112,7 +112,7 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
 
 
 def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
-    """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics.
+    """Return the options of a pod's agent, as JSON. `port` is for /ready and /metrics.
 
     Without `isolated`, other programs have the same files and IPC as the pod.
     """
@@ -131,7 +131,7 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "setup": spec.setup.replace("$", "$$") or None,
         "setup_seconds": spec.setup_timeout.total_seconds(),
         # On one machine, temporary files are where its user wants them. Paths in the folder of a
-        # run may be too long for the sockets that programs make in TMPDIR.
+        # run may be too long for the sockets of programs in TMPDIR.
         "own_files": isolated,
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
@@ -141,8 +141,8 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "hang_seconds": hang.total_seconds() if hang else None,
         "first_seconds": first.total_seconds() if first else None,
         "heartbeat": str(spec.lifecycle.heartbeat),
-        # Of other programs it is not known how they start their workers.
+        # It is not known how other programs start their workers.
         "fast_start": spec.fast_start and has_torchrun,
     }
-    # The port may be a placeholder, which must stay as it is.
+    # The port may be a placeholder. It must stay as it is.
     return json.dumps(options, ensure_ascii=False)

@@ -10,7 +10,7 @@ FIELDS = ("imagePullSecrets", "nodeSelector", "priorityClassName", "tolerations"
 
 
 def read_job_defaults(data: Any) -> Dict:
-    """Return the defaults that are set. Raises SpecError."""
+    """Return the defaults in `data`. Raises SpecError."""
     if not isinstance(data, dict):
         raise SpecError(f"must be an object with fields of {', '.join(FIELDS)}")
     for key in data:

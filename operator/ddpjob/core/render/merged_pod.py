@@ -1,8 +1,9 @@
-"""The last step of rendering: what follows from a pod into which podTemplate has been merged.
+"""The last step of rendering: complete a pod after the merge with podTemplate.
 
     skeleton ─▶ fields of the spec ─▶ podTemplate ─▶ complete
 
-Whatever depends on a field that a user can set in either way is decided here, from the merged pod.
+A user can set some fields either in the spec or in podTemplate. Whatever depends on them is decided
+here, from the merged pod.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ AVOIDANCE = 100
 # The same of the wish for a node near the others.
 NEARNESS = 100
 
-# The longest time that the agent has for its report after the workers have ended, in seconds.
+# The agent's longest time for its report after the workers have ended, in seconds.
 REPORT_SECONDS = 15
 
 # What the Pod Security level restricted asks of every container.
@@ -46,8 +47,8 @@ RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     """Return a merged pod with what follows from it.
 
-    Raises SpecError if the trainer is not in it, or if a mount of the user's takes the place of one
-    that the operator needs.
+    Raises SpecError if the trainer is not in it, or if a user's mount takes the place of one needed
+    by the operator.
     """
     pod: Object = deepcopy(dict(merged))
     pod_spec = pod["spec"]
@@ -57,7 +58,7 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
         if container.get("volumeMounts"):
             container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
     for container in pod_spec.get("initContainers") or ():
-        # The end of its log then is in the status of the pod, from where that of the job has it.
+        # Then the pod's status has the end of its log. The job's status takes it from there.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
@@ -82,7 +83,7 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
 
 @dataclass(frozen=True)
 class Constraints:
-    """The choices about the nodes of pods that are made beside the spec.
+    """Choices about the nodes of pods, made outside of the spec.
 
     - `placement`: where a queue has given them room.
     - `group`: they are scheduled together or not at all. `is_near`: also in one domain.
@@ -109,7 +110,7 @@ def constrain(pod: Object, job: Job, constraints: Constraints) -> None:
 def _add_topology(pod: Object, job: Job, is_near: bool) -> None:
     """Wish for, or require, nodes near those of the other pods of a job.
 
-    A group may do that itself: `is_near`. A queue chooses the nodes.
+    A group may do so itself: `is_near`. A queue chooses the nodes.
     """
     topology = job.spec.scheduling.topology if job.spec else None
     if topology is None or (topology.required and is_near):
@@ -127,7 +128,7 @@ def _add_topology(pod: Object, job: Job, is_near: bool) -> None:
 
 
 def add_placement(pod: Object, placement: Placement) -> None:
-    """Restrict a pod to the nodes on which a queue has given it room."""
+    """Restrict a pod to the nodes chosen by a queue."""
     metadata, pod_spec = pod["metadata"], pod["spec"]
     metadata["labels"] = {**metadata.get("labels", {}), **placement.labels}
     metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
@@ -140,7 +141,7 @@ def add_placement(pod: Object, placement: Placement) -> None:
 
 
 def add_domain(pod: Object, placement: Placement, index: int) -> None:
-    """Restrict the pod of a node to the part of the cluster in which its queue has room for it."""
+    """Restrict the pod of a node to the part of the cluster chosen for it by a queue."""
     labels = placement.domains.get(index)
     if labels:
         pod["spec"]["nodeSelector"] = {**pod["spec"].get("nodeSelector", {}), **labels}
@@ -188,7 +189,7 @@ def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_na
 
 
 def _remove_unused_volumes(pod_spec: Object) -> None:
-    """Remove the volumes of the operator in whose place the user has mounted others."""
+    """Remove unmounted volumes of the operator: the user has mounted others in their place."""
     used = {
         mount.get("name")
         for container in _containers(pod_spec)
@@ -218,7 +219,7 @@ def shutdown_seconds(grace: int) -> int:
 
 
 def _add_variables(trainer: Object, variables: dict[str, str]) -> None:
-    """Put variables that the user has not set before the others, which may refer to them."""
+    """Add variables that the user has not set. They come first: the others may refer to them."""
     given = trainer.get("env", [])
     known = {entry["name"] for entry in given}
     added = [{"name": name, "value": text} for name, text in variables.items() if name not in known]
@@ -279,7 +280,7 @@ def _with_instance_types(affinity: Dict, profile: Profile) -> Dict:
 
 
 def _without_avoided_nodes(affinity: Dict, job: Job) -> Dict:
-    """Return an affinity with the wish to avoid the nodes on which attempts failed repeatedly."""
+    """Return an affinity with the wish to avoid nodes with repeated failures of attempts."""
     avoided = [node.name for node in job.status.failed_nodes if node.is_avoided]
     if not avoided:
         return affinity

@@ -1,7 +1,7 @@
-"""A planned pod, or another object that a job owns, as the object to create.
+"""A planned pod, or another object of a job, as the object to create.
 
 The skeletons in `templates/` show an administrator the shape of each object. They get their values
-from pod_context.py. The user's overlay follows, and merged_pod.py adds what follows from that.
+from pod_context.py. Then the user's overlay is merged, and merged_pod.py completes the pod.
 """
 
 import json
@@ -68,13 +68,13 @@ def pods(
 ) -> Iterator[dict[str, Any]]:
     """Yield the pods of the nodes `indices` of the job's current attempt, in their order.
 
-    `constraints` decide about their nodes, beside the spec. None leaves all of that open.
+    `constraints` decide about their nodes, beside the spec. None leaves the choice open.
 
     The pods of a gang differ in a few values. So the skeleton is rendered and parsed once, and then
     only placeholders are replaced. Parsing YAML for each of 1,000 pods would take seconds.
 
-    Raises SpecError if the spec has fields of a shape that no pod has, or mounts in place of those
-    of the operator.
+    Raises SpecError if fields of the spec do not have the shape of a pod's, or if a user's mount
+    takes the place of one of the operator's.
     """
     assert job.status.attempt.number is not None
     attempt = job.status.attempt.number
@@ -145,7 +145,7 @@ def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
 
 
 def shared(job: Job, kind: Owned) -> dict[str, Any]:
-    """Return the object of a kind of which a job has one for all its pods."""
+    """Return the one object of a kind shared by all pods of a job."""
     template = _template(f"{kind.lower()}.yaml.j2")
     text = template.render(common_context(job), port=names.RENDEZVOUS_PORT)
     rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
@@ -168,7 +168,7 @@ def _template(name: str) -> Template:
 def _json_for_yaml(value: Any, **options: Any) -> str:
     """Return JSON that is YAML too.
 
-    JSON escapes some characters as two surrogates, which YAML does not join again.
+    JSON escapes some characters as two surrogates. YAML does not join them again.
     """
     text = json.dumps(value, **options)
     return SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)

@@ -14,7 +14,7 @@ from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.render.assignment import Addresses, ServiceAddresses, agent_options
 
-# User and group of pods that pass the Pod Security level restricted.
+# User and group of pods at the Pod Security level restricted.
 RESTRICTED_ID = 1000
 
 # Placeholders for what differs between the pods of a gang. Their private-use characters cannot be
@@ -24,7 +24,7 @@ HOSTNAME = "\ue000hostname\ue000"
 ASSIGNMENT = "\ue000assignment\ue000"
 PORT = "\ue000port\ue000"
 
-# Fields of the DDPJob's spec that belong to the pod's spec, and those that belong to the container.
+# Fields of the DDPJob's spec for the pod's spec, and fields for the container.
 POD_LEVEL_FIELDS = (
     "imagePullSecrets",
     "nodeSelector",
@@ -36,7 +36,7 @@ POD_LEVEL_FIELDS = (
 )
 CONTAINER_LEVEL_FIELDS = ("imagePullPolicy", "envFrom")
 
-# The agent ends a setup that lasts too long, and reports that. The kubelet would end the agent so
+# The agent ends a setup that lasts too long, and reports it. The kubelet would end the agent so
 # many seconds later.
 SETUP_MARGIN = 300
 
@@ -49,7 +49,7 @@ class Settings:
     """The administrator's choices for every generated pod.
 
     - `restricted`: the pods follow the Pod Security level restricted, unless a job says otherwise.
-    - `defaults`: fields of a pod's spec for jobs that do not set them (job_defaults.py).
+    - `defaults`: fields of a pod's spec for jobs without their own (job_defaults.py).
     - `isolated`: a pod has files and IPC of its own. Processes of one machine have not.
     """
 
@@ -122,7 +122,7 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
 
 
 def _command(spec: Spec, settings: Settings) -> list[str]:
-    """Return the command that starts the agent, without the user's arguments."""
+    """Return the command to start the agent, without the user's arguments."""
     options = agent_options(spec, PORT, isolated=settings.isolated)
     folder = names.AGENT_FOLDER
     if spec.python:

@@ -1,8 +1,8 @@
 """Stands in for torch_xla 2.9 in tests of several processes. PJRT on a CPU supports only one.
 
-The calls have the meaning that its documentation gives. The device is the CPU, and the group "xla"
-is gloo's. The stand-in counts its calls, and writes the counts to $STANDIN_CALLS at the end, one
-file per rank.
+The calls have the meaning given in its documentation. The device is the CPU, and the group "xla" is
+gloo's. The stand-in counts its calls, and writes the counts to $STANDIN_CALLS at the end, one file
+per rank.
 """
 
 import atexit

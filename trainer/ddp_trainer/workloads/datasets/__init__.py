@@ -1,4 +1,4 @@
 """Data sets as arrays in memory.
 
-One module per data set, with a function `load` that returns a training and a test set.
+One module per data set. Its function `load` returns a training and a test set.
 """

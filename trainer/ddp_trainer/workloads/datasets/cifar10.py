@@ -1,4 +1,4 @@
-"""CIFAR-10 from a folder that the user names, in any of its three forms."""
+"""CIFAR-10 from the user's folder, in any of its three forms."""
 
 import pickle
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickler that accepts numpy arrays only.
+    """Unpickler for numpy arrays only.
 
     A pickle can call any function that it names, so one from the internet must not name others.
     """

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that are part of the package."""
+"""The 1,797 handwritten digits in the package."""
 
 import gzip
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""Code that the data sets share: labelled images as arrays, image folders, and a decoding cache."""
+"""Common code of the data sets: labelled images as arrays, image folders, and a decoding cache."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from ddp_trainer.files import write_atomically
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
-# Levels of folders below the one that the user names in which data sets are looked for.
+# Levels of folders to search for data sets, below the user's folder.
 SEARCH_DEPTH = 3
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -60,9 +60,10 @@ def folders_below(folder: Path, depth: int = SEARCH_DEPTH) -> Iterator[list[Path
 
 
 def the_one_below(folder: Path, is_data_set: Callable[[Path], bool]) -> Path | None:
-    """Return the highest folder at or below `folder` that `is_data_set`, or None.
+    """Return the highest folder with a data set at or below `folder`, or None.
 
-    Raises UserError if there are several on that level, because only the user knows which to take.
+    `is_data_set` recognises it. Raises UserError if there are several on the same level, because
+    only the user can choose one.
     """
     for level in folders_below(folder):
         found = [candidate for candidate in level if is_data_set(candidate)]
@@ -113,7 +114,7 @@ def open_image(path: Path, enough: int | None = None) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
-            # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is much faster.
+            # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. This is much faster.
             if enough:
                 image.draft("RGB", (enough, enough))
             return image.convert("RGB")
@@ -137,8 +138,8 @@ def cached(
 ) -> Bytes:
     """Return the array (N, *shape) of the images `paths`, from a cache file or from `decode`.
 
-    The cache file is in `folder`, where on a shared volume it serves all nodes. If `folder` is
-    read-only, it is in the user's cache folder. If neither can be written to, there is no cache.
+    The cache file is in `folder`. On a shared volume it serves all nodes. If `folder` is read-only,
+    the file is in the user's cache folder. If neither can be written to, there is no cache.
 
     The name of the file is a hash of the images' names, sizes and times. The file is written
     completely or not at all, so any number of processes and nodes may do this at the same time.
@@ -155,7 +156,7 @@ def cached(
         if pixels is not None:
             return pixels
 
-    # Write the file and map it, so that this process shares its memory with the others too.
+    # Write the file and map it, so this process shares its memory with the others too.
     decoded = decode()
     for place in places:
         _write_cache(place, decoded)
@@ -175,7 +176,7 @@ def _fingerprint(folder: Path, paths: list[Path]) -> str:
                 f"{path}: cannot be read ({error.strerror}); replace it or remove it"
             ) from error
         name = path.relative_to(folder)
-        # Use size and time instead of the content, which takes long to read.
+        # Use size and time instead of the content: reading the content takes long.
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -197,7 +198,7 @@ def _map(path: Path, shape: tuple[int, ...]) -> Bytes | None:
 def _write_cache(path: Path, pixels: Bytes) -> None:
     """Write `pixels` to `path`, or nothing if the disk is full or read-only.
 
-    That is not an error, because training works without the cache.
+    A failure is not an error, because training works without the cache.
     """
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

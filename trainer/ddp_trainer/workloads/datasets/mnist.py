@@ -1,4 +1,4 @@
-"""MNIST from its original IDX files, in a folder that the user names."""
+"""MNIST from its original IDX files, in the user's folder."""
 
 import gzip
 import zlib
@@ -17,7 +17,7 @@ HELP = (
 CLASSES = 10
 SHAPE = (28, 28)
 
-# The IDX format's type code of the only type that MNIST has.
+# The IDX format's code of the only type in MNIST.
 UNSIGNED_BYTES = 8
 
 
@@ -50,7 +50,7 @@ def _names(part: str) -> list[str]:
 
 
 def _files(folder: Path, part: str) -> list[Path]:
-    """Return the files of a part that exist: its images, its labels, each with or without gzip."""
+    """Return a part's existing files: its images, its labels, each with or without gzip."""
     found = []
     for name in _names(part):
         for path in (folder / name, folder / f"{name}.gz"):

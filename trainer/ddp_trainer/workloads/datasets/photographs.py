@@ -26,10 +26,10 @@ HELP = (
 )
 PARTS = ("train", "val")
 
-# Length in pixels to which the shorter side of larger photographs is reduced.
+# The shorter side of larger photographs is reduced to this length, in pixels.
 STORED_PIXELS = 256
 
-# Share of the shorter side that a center crop has, as in torchvision's evaluation presets.
+# The side of a center crop as a share of the shorter side, as in torchvision's evaluation presets.
 CENTER_SHARE = 224 / 256
 
 # Limits of a random crop's share of the area and of its width / height, and the number of tries

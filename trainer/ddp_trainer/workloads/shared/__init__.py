@@ -1,1 +1,1 @@
-"""Code that several workloads share. The library does not depend on it."""
+"""Common code of several workloads. The library does not depend on it."""

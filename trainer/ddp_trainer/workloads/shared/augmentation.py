@@ -1,4 +1,4 @@
-"""Random shifts and flips of training images that do not depend on the number of ranks."""
+"""Random shifts and flips of training images, independent of the number of ranks."""
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ def shift_and_flip(
     down, right = torch.from_numpy(all_shifts[:, shard.positions])
     mirrored = torch.from_numpy(all_mirrored[shard.positions])
 
-    # Of each padded image, take the window that its shift selects.
+    # Of each padded image, take the window at its shift.
     padded = F.pad(pixels, (pixels_off,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
     moved = windows[torch.arange(count), :, down, right]

@@ -22,7 +22,7 @@ from ddp_trainer.workloads.shared.model_evaluation import Evaluator, Scores, out
 from ddp_trainer.workloads.shared.models import has_batch_norm, parameter_count
 from ddp_trainer.workloads.shared.task import Task, in_layout
 
-# Images that a rank needs at least for stable BatchNorm statistics; see `smallest_share`.
+# Fewest images of a rank for stable BatchNorm statistics; see `smallest_share`.
 STEADY_SHARE = 8
 
 
@@ -50,7 +50,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
 
     result: dict[str, float] = {}
     while sampler.epoch < options.epochs:
-        # Repeat an evaluation that a signal interrupted. The weights have not changed since.
+        # Repeat an evaluation interrupted by a signal. The weights have not changed since.
         epoch = sampler.epoch
         if sampler.offset == 0 and scores.evaluated < epoch:
             evaluator.run(epoch, step)
@@ -72,7 +72,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             if step % options.checkpoint_every == 0 and sampler.offset < task.samples:
                 progress.save(checkpoints, step)
 
-        # Evaluate before saving, so that the checkpoint contains the scores of its epoch.
+        # Evaluate before saving, so the checkpoint contains the scores of its epoch.
         result = evaluator.run(epoch + 1, step)
         progress.save(checkpoints, step)
 
@@ -83,8 +83,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
 def set_learning_rate(task: Task, batch_size: int, shard: Shard, epochs: int) -> float:
     """Set the optimizer's learning rate for the step on `shard`, and return it.
 
-    `batch_size` is that of a whole step over all ranks. The schedule is evaluated at the middle of
-    the step.
+    `batch_size` is the batch size of a whole step over all ranks. The schedule is evaluated at the
+    middle of the step.
     """
     middle = shard.epoch + (shard.start + shard.batch_size / 2) / task.samples
     peak = task.learning_rate
@@ -101,7 +101,7 @@ def train_step(task: Task, arm: Arm, shard: Shard, progress: Progress) -> Tensor
     runtime = progress.runtime
     autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
 
-    # Samples that only repeat others to make the shares equal do not count.
+    # Repeated samples, added only to make the shares equal, do not count.
     with progress.timed("data"):
         inputs, labels = task.fetch(shard)
         labels = without_repeats(labels, shard)
@@ -111,7 +111,7 @@ def train_step(task: Task, arm: Arm, shard: Shard, progress: Progress) -> Tensor
         with progress.timed("forward"), autocast:
             loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
 
-        # DDP averages the gradients over the ranks. The factor turns that into the mean over the
+        # DDP averages the gradients over the ranks. The factor turns this into the mean over the
         # samples of the global batch, also if the ranks have different numbers of samples.
         with progress.timed("backward"):
             factor = runtime.world_size / shard.batch_size
@@ -124,12 +124,12 @@ def train_step(task: Task, arm: Arm, shard: Shard, progress: Progress) -> Tensor
 
 
 def smallest_share(model: nn.Module, batch_size: int, samples: int) -> int:
-    """Return the fewest images that a rank may get of a batch, if it gets any.
+    """Return the minimum size of a rank's share of a batch, unless the share is empty.
 
     `batch_size` is the batch size of one rank. BatchNorm divides by the standard deviation of a
     channel's values. After the network has reduced an image to one pixel, two images are two
-    values, whose deviation may be almost zero. The gradients then become 1e4 times as large, and
-    one step ruins the model.
+    values, and their deviation may be almost zero. The gradients then become 1e4 times as large,
+    and one step ruins the model.
     """
     if not has_batch_norm(model):
         return 1

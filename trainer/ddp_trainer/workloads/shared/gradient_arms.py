@@ -1,6 +1,6 @@
 """Two ways to average gradients over the ranks: DistributedDataParallel, and a plain all-reduce.
 
-The plain way is the baseline that DDP is compared with.
+The plain way is the baseline for DDP.
 """
 
 from typing import Protocol
@@ -50,7 +50,7 @@ class Native:
 
 
 def _spread(flat: Tensor, gradients: list[Tensor]) -> None:
-    """Copy the parts of `flat` back into the gradients that it was made of."""
+    """Copy the parts of `flat` back into `gradients`, in the same order."""
     sizes = [gradient.numel() for gradient in gradients]
     parts = torch.split_with_sizes(flat, sizes)
     shaped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]

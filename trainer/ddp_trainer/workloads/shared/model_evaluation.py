@@ -41,7 +41,7 @@ class Scores:
     Epochs count from 1.
     """
 
-    # The last epoch that was evaluated.
+    # The last evaluated epoch.
     evaluated: int = 0
     best_epoch: int = 0
     best_accuracy: float = -1.0
@@ -73,7 +73,7 @@ class Evaluator:
         return model_folder / self.options.model_filename if model_folder else None
 
     def rewrite_best_model(self) -> None:
-        """Write the best epoch's weights that a checkpoint contained, if any.
+        """Write the best epoch's weights from the checkpoint, if it has any.
 
         The model's folder may be on another machine than before the resume, and no later epoch may
         be better.

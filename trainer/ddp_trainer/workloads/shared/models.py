@@ -153,7 +153,7 @@ Block = BasicBlock | Bottleneck
 def _layer(
     block: type[Block], channels_in: int, channels: int, depth: int, stride: int
 ) -> nn.Sequential:
-    """Return `depth` blocks, of which only the first has the stride."""
+    """Return `depth` blocks. Only the first has the stride."""
     later = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
     return nn.Sequential(block(channels_in, channels, stride), *later)
 
@@ -168,7 +168,7 @@ class ResNet(nn.Module):
     convolution of stride 1 and has no pooling, as is usual for CIFAR. It takes about twelve times
     the work. Only the shape of `conv1.weight` differs between the two.
 
-    With `zero_init_residual` each block initially returns its shortcut alone, which helps a short
+    With `zero_init_residual` each block initially returns its shortcut alone. This helps a short
     training (Goyal et al. 2017).
     """
 

@@ -1,129 +1,37 @@
-"""A model in stages on several devices, and its batches in parts that overlap in the stages."""
+"""A model in stages on several devices, and its batches in parts, overlapping in the stages."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 
-class Devices(Protocol):
-    """The devices of the stages, by number. Code that uses several runs inside `watched()`."""
+class Devices:
+    """The devices of the stages: of one kind, with consecutive numbers from `first` on.
 
-    def put(self, module: nn.Module, index: int) -> nn.Module:
-        """Move the parameters of `module` to device `index`, in place, and return the module."""
-
-    def move(self, tensor: Tensor, index: int) -> Tensor:
-        """Return `tensor` on device `index`. Gradients pass back through the move."""
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Return a context in which an operation on tensors of two devices raises an error."""
-
-
-class Accelerators:
-    """Devices of one kind with consecutive numbers, beginning with `first`.
-
-    PyTorch itself raises the error that `watched` is for.
+    A CPU has one device, so all stages share it. PyTorch raises no error there for a tensor on the
+    wrong device.
     """
 
     def __init__(self, first: torch.device) -> None:
         self._first = first
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
+        """Move the parameters of `module` to device `index`, in place, and return the module."""
         return module.to(self._device(index))
 
     def move(self, tensor: Tensor, index: int) -> Tensor:
+        """Return `tensor` on device `index`. Gradients pass back through the move."""
         return tensor.to(self._device(index), non_blocking=True)
 
-    def watched(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
     def _device(self, index: int) -> torch.device:
+        if self._first.type == "cpu":
+            return self._first
         return torch.device(self._first.type, self._first.index + index)
 
 
-class StandIns(TorchFunctionMode):
-    """Simulated devices on a CPU, where `.to("cpu:1")` moves nothing and never fails.
-
-    Each tensor that was put or moved has the number of its device, and so do results computed
-    from it. An operation on tensors of two devices, or of a device and the host, raises
-    RuntimeError, as with GPUs. As with GPUs, tensors without dimensions go with any device.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._index = WeakTensorKeyDictionary()
-
-    def put(self, module: nn.Module, index: int) -> nn.Module:
-        for tensor in (*module.parameters(), *module.buffers()):
-            self._index[tensor] = index
-        return module
-
-    def move(self, tensor: Tensor, index: int) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            moved = tensor.clone()
-        self._index[moved] = index
-        return moved
-
-    def watched(self) -> AbstractContextManager[object]:
-        return self
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Check the devices of the arguments, call `func`, and number its results.
-
-        PyTorch calls this in place of each of its functions inside `watched()`.
-        """
-        settings = kwargs or {}
-        found = self._devices_of(args, settings)
-        if len(found) > 1:
-            name = getattr(func, "__name__", func)
-            places = " and ".join(sorted(_place(index) for index in found))
-            raise RuntimeError(
-                f"{name} was given tensors on {places}: move one of them to the other's device"
-            )
-
-        result = func(*args, **settings)
-
-        # Results of tensors on the host, or of no tensor, stay on the host.
-        index = found.pop() if found else None
-        if index is not None:
-            for tensor in _tensors([result]):
-                self._index[tensor] = index
-        return result
-
-    def _devices_of(self, args: Sequence[Any], settings: Mapping[str, Any]) -> set[int | None]:
-        """Return the device numbers of all tensors with dimensions, None for the host."""
-        return {
-            self._index.get(tensor)  # type: ignore[no-untyped-call]
-            for tensor in _tensors((args, *settings.values()))
-            if tensor.dim() > 0
-        }
-
-
-def _place(index: int | None) -> str:
-    return "the host" if index is None else f"stand-in {index}"
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among `values`, also those inside lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
 def schedule(micro_batches: int, stages: int) -> list[list[tuple[int, int]]]:
-    """Return the (stage, micro-batch) pairs that run in each tick, both counted from 0.
+    """Return the (stage, micro-batch) pairs of each tick, both counted from 0.
 
     Micro-batch m is in stage s at tick m + s, so n micro-batches need n + stages - 1 ticks (GPipe,
     Huang et al. 2019).
@@ -150,7 +58,7 @@ def drawing(micro_batches: int, stages: int) -> list[str]:
 
 
 class Pipeline(nn.Module):
-    """A model whose `stages` are on devices 0, 1, … and whose batches pass through them in parts.
+    """A model with its `stages` on devices 0, 1, … and its batches in parts.
 
     A batch is split into `micro_batches` parts of about equal size. In each tick, every stage gets
     its part before the next tick begins. Devices work at the same time, because operations queued

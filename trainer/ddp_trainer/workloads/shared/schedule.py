@@ -7,7 +7,7 @@ import math
 
 
 def constant(progress: float) -> float:
-    """Return 1, the factor of a learning rate that stays at its peak."""
+    """Return 1: the learning rate stays at its peak."""
     return 1.0
 
 
@@ -16,10 +16,10 @@ def warm_up_then_cosine(progress: float, warm_up: float = 0.1) -> float:
 
     The factor rises linearly from 0 during the first `warm_up` of the training. Then it falls to 0
     on half a cosine (Goyal et al. 2017; Loshchilov and Hutter 2017). Callers pass the progress at
-    the middle of a step, so that neither the first nor the last step has a rate of 0.
+    the middle of a step, so neither the first nor the last step has a rate of 0.
 
-    The progress comes from the position of the sampler, which checkpoints contain. It is therefore
-    also right after a resume with another number of ranks.
+    The progress comes from the position of the sampler, and checkpoints contain this position. So
+    the progress is also right after a resume with another number of ranks.
     """
     if progress < warm_up:
         return progress / warm_up

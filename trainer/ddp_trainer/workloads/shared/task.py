@@ -29,7 +29,7 @@ class Task:
     # The peak rate. `schedule` maps the progress, from 0 to 1, to a factor on it.
     learning_rate: float
     schedule: Callable[[float], float] = warm_up_then_cosine
-    # The samples per step over all ranks for which the peak rate is meant. With another number, the
+    # The peak rate is meant for so many samples per step over all ranks. With another number, the
     # rate changes in proportion. None: the peak rate is the same for every number.
     rate_batch_size: int | None = None
     # How gradients are averaged: a key of `gradient_arms.ARMS`.
@@ -37,7 +37,7 @@ class Task:
     bf16: bool = False
     # Write the weights of the best epoch instead of the last.
     keep_best: bool = False
-    # Settings that must equal those of a checkpoint, in addition to the name.
+    # Settings that must equal the checkpoint's, in addition to the name.
     identity: Mapping[str, str | int] = field(default_factory=dict)
 
 

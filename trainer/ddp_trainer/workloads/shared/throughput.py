@@ -1,6 +1,6 @@
 """Images per second of both gradient arms on random images.
 
-The arms take turns within one run, so that both run under the same conditions.
+The arms take turns within one run, so both run under the same conditions.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.gradient_arms import ARMS, Arm
 
-# Rounds that are not counted: the first steps also allocate memory and fill caches.
+# Uncounted rounds: the first steps also allocate memory and fill caches.
 WARM_UP = 1
 
 
@@ -63,10 +63,10 @@ class _Contestant:
 def compare(benchmark: Benchmark, options: ThroughputOptions, progress: Progress) -> None:
     """Train the benchmark's model in both arms in turns, and report the rates.
 
-    There are `options.rounds` rounds, in which each arm takes `options.steps` steps. The images
+    There are `options.rounds` rounds. In a round, each arm takes `options.steps` steps. The images
     are random and new in each round, because computing with zeros can be faster. The overhead of
-    DDP is how much lower its median rate is than that of the native arm. It is negative if DDP is
-    faster. Raises UserError if there is only one process.
+    DDP is how much lower its median rate is than the native arm's. It is negative if DDP is faster.
+    Raises UserError if there is only one process.
     """
     runtime = progress.runtime
     if runtime.world_size < 2:
@@ -91,7 +91,7 @@ def compare(benchmark: Benchmark, options: ThroughputOptions, progress: Progress
     step = 0
     for number in range(rounds):
         batch = _random_batch(benchmark, options, progress, generator)
-        # The order changes from round to round, so that neither arm always runs second.
+        # The order changes from round to round, so neither arm always runs second.
         order = list(contestants)
         if number % 2 == 0:
             order.reverse()
@@ -152,7 +152,7 @@ def _seconds_of_steps(
     first_step: int,
     progress: Progress,
 ) -> float:
-    """Train `steps` steps on one batch and return the seconds that the slowest rank needed."""
+    """Train `steps` steps on one batch and return the seconds of the slowest rank."""
     runtime = progress.runtime
     inputs, labels = batch
     arm = contestant.arm

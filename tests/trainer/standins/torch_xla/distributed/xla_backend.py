@@ -1,4 +1,4 @@
-"""Registers the process group backend "xla", which is gloo here."""
+"""Registers the process group backend "xla", with gloo behind it here."""
 
 import torch.distributed as dist
 
