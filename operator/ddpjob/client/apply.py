@@ -13,9 +13,12 @@ from ddpjob.kube.request import ReadDocument, Request, Verb
 
 # The owner of the fields submitted by a user. Fields of other managers are taken over.
 FIELD_MANAGER = "ddpjob"
-APPLY = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
 CREATE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+APPLY = {**CREATE, "force": "true"}
 DRY_RUN = {"dryRun": "All"}
+
+# The fields changed by each write.
+CHANGED_BY_WRITES = ("managedFields", "resourceVersion", "generation")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Applied:
 
     @property
     def name(self) -> str:
-        return f"{str(self.body['kind']).lower()}/{self.body['metadata']['name']}"
+        kind = str(self.body["kind"]).lower()
+        name = self.body["metadata"]["name"]
+        return f"{kind}/{name}"
 
 
 @dataclass
@@ -45,10 +50,14 @@ class Applier:
         ClientError.
         """
         ordered = sorted(documents, key=_order)
-        # A namespace created in a dry run does not exist for the next dry run.
-        new = {_name(document) for document in ordered if document["kind"] == "Namespace"}
-        to_try = [one for one in ordered if (_namespace(one) or self.namespace) not in new]
-        tried = [await self._apply(document, DRY_RUN) for document in to_try]
+        namespaces = [one for one in ordered if one["kind"] == "Namespace"]
+        new = set(map(_name, namespaces))
+        tried = []
+        for document in ordered:
+            namespace = _namespace(document) or self.namespace
+            # A namespace created in a dry run does not exist for the next dry run.
+            if namespace not in new:
+                tried.append(await self._apply(document, DRY_RUN))
         if dry_run:
             return tried
         return [await self._apply(document, {}) for document in ordered]
@@ -56,9 +65,10 @@ class Applier:
     async def _apply(self, document: Dict, query: Mapping[str, str]) -> Applied:
         name = f"{document['kind']} {_name(document)}".strip()
         kind = await self._kind(document)
+        body = self._in_namespace(kind, document)
         try:
             with client_errors():
-                return await self._write(kind, self._in_namespace(kind, document), query)
+                return await self._write(kind, body, query)
         except Rejected as error:
             raise Rejected(f"{name}: {error}", error.status) from error.__cause__
 
@@ -68,11 +78,23 @@ class Applier:
         name = metadata.get("name")
         if not name:
             # A server-side apply needs a name. The API server makes one from generateName.
-            create = Request(Verb.CREATE, kind, namespace, body=body, query={**CREATE, **query})
-            return Applied("created", await self.api.call(create))
+            create = Request(
+                Verb.CREATE,
+                kind,
+                namespace,
+                body=body,
+                query={**CREATE, **query},
+            )
+            created = await self.api.call(create)
+            return Applied("created", created)
         read = Request(Verb.GET, kind, namespace, str(name))
         before = await self.api.read(read)
-        apply = replace(read, verb=Verb.APPLY, body=body, query={**APPLY, **query})
+        apply = replace(
+            read,
+            verb=Verb.APPLY,
+            body=body,
+            query={**APPLY, **query},
+        )
         after = await self.api.call(apply)
         return Applied(_action(before, after), after)
 
@@ -84,18 +106,20 @@ class Applier:
 
     async def _kind(self, document: Dict) -> Kind:
         """Return the kind of a document. Raises Rejected if the API server does not have it."""
-        api_version, name = str(document["apiVersion"]), str(document["kind"])
-        if (api_version, name) not in self._kinds:
+        api_version = str(document["apiVersion"])
+        name = str(document["kind"])
+        key = (api_version, name)
+        if key not in self._kinds:
             await self._discover(api_version)
-        found = self._kinds.get((api_version, name))
-        if found is None and is_job(document):
+        found = self._kinds.get(key)
+        if found is not None:
+            return found
+        if is_job(document):
             raise NotConnected(NO_CRD)
-        if found is None:
-            known = [kind for version, kind in self._kinds if version == api_version]
-            hint = did_you_mean(name, known)
-            message = f"the cluster has no kind {quoted(name)} in {quoted(api_version)}{hint}"
-            raise Rejected(message)
-        return found
+        known = [kind for version, kind in self._kinds if version == api_version]
+        hint = did_you_mean(name, known)
+        message = f"the cluster has no kind {quoted(name)} in {quoted(api_version)}{hint}"
+        raise Rejected(message)
 
     async def _discover(self, api_version: str) -> None:
         """Read the kinds of an API group and version."""
@@ -103,38 +127,54 @@ class Applier:
         api = Kind(group, version, "").api
         with client_errors():
             answer = await self.api.read(ReadDocument(api))
-        for resource in (answer or {}).get("resources", []):
+        if answer is None:
+            return
+        for resource in answer.get("resources", []):
+            plural = resource["name"]
             # Subresources have a `/` in their names.
-            if "/" not in resource["name"]:
-                kind = Kind(group, version, resource["name"], namespaced=resource["namespaced"])
-                self._kinds[api_version, resource["kind"]] = kind
+            if "/" in plural:
+                continue
+            kind = Kind(
+                group,
+                version,
+                plural,
+                namespaced=resource["namespaced"],
+            )
+            key = (api_version, resource["kind"])
+            self._kinds[key] = kind
 
 
 def _order(document: Dict) -> int:
     """Return 0 for what other documents need, 2 for a job, and 1 for the rest."""
     if document["kind"] in ("Namespace", "CustomResourceDefinition"):
         return 0
-    return 2 if is_job(document) else 1
+    if is_job(document):
+        return 2
+    return 1
 
 
 def _name(document: Dict) -> str:
-    return str(child(document, "metadata").get("name") or "")
+    metadata = child(document, "metadata")
+    return str(metadata.get("name") or "")
 
 
 def _namespace(document: Dict) -> str | None:
-    return child(document, "metadata").get("namespace")
+    metadata = child(document, "metadata")
+    return metadata.get("namespace")
 
 
 def _action(before: Dict | None, after: Dict) -> str:
     if before is None:
         return "created"
     # A dry run does not change the version, so the content is compared too.
-    is_same = _content(before) == _content(after)
-    return "unchanged" if is_same else "configured"
+    if _content(before) == _content(after):
+        return "unchanged"
+    return "configured"
 
 
 def _content(body: Dict) -> Any:
     """Return an object without the fields changed by each write."""
-    ignored = ("managedFields", "resourceVersion", "generation")
-    metadata = {key: value for key, value in body["metadata"].items() if key not in ignored}
+    metadata = dict(body["metadata"])
+    for key in CHANGED_BY_WRITES:
+        metadata.pop(key, None)
     return {**body, "metadata": metadata}

@@ -65,32 +65,43 @@ class AsyncClient(JobReader):
         await self.api.close()
 
     async def submit(
-        self, job: DDPJob, *, namespace: str | None = None, dry_run: bool = False
+        self,
+        job: DDPJob,
+        *,
+        namespace: str | None = None,
+        dry_run: bool = False,
     ) -> DDPJob:
         """Create a job, or change its mutable fields. Raises Rejected."""
-        job = replace(job, namespace=job.namespace or namespace or "")
+        place = job.namespace or namespace or ""
+        job = replace(job, namespace=place)
         applied = await self.apply(job.documents, dry_run=dry_run)
-        return DDPJob.from_manifest(applied[-1].body)
+        # Jobs are applied last.
+        last = applied[-1]
+        return DDPJob.from_manifest(last.body)
 
     async def apply(
-        self, documents: Iterable[Dict], *, namespace: str | None = None, dry_run: bool = False
+        self,
+        documents: Iterable[Dict],
+        *,
+        namespace: str | None = None,
+        dry_run: bool = False,
     ) -> Sequence[Applied]:
         """Apply the documents of a manifest, of any kinds, by server-side apply.
 
         All are tried in a dry run first, so a mistake in one changes nothing. The job becomes the
         owner of its code's ConfigMap, so both are deleted together.
         """
-        applied = await Applier(self.api, namespace or self.namespace).apply(
-            documents, dry_run=dry_run
-        )
+        applier = Applier(self.api, namespace or self.namespace)
+        applied = await applier.apply(documents, dry_run=dry_run)
         if not dry_run:
-            await self.own_code([found.body for found in applied])
+            bodies = [one.body for one in applied]
+            await self.own_code(bodies)
         return applied
 
     async def own_code(self, bodies: Sequence[Dict]) -> None:
         """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
-        for one in owned_code(bodies):
-            await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, one)
+        for patch in owned_code(bodies):
+            await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, patch)
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Suspend a job. Its pods get SIGTERM and their grace period; its checkpoints stay."""
@@ -109,19 +120,28 @@ class AsyncClient(JobReader):
         if job.phase == Phase.FAILED:
             retries = job.spec.get("retries", 0) + 1
             return await self._change_spec(job, {"retries": retries})
-        advice = f"ddpjob restart {name} runs it again" if job.finished else "nothing is to be done"
-        raise Rejected(f"job {name} is {job.phase}, and only a Failed job is taken up; {advice}")
+        advice = "nothing is to be done"
+        if job.finished:
+            advice = f"ddpjob restart {name} runs it again"
+        message = f"job {name} is {job.phase}, and only a Failed job is taken up; {advice}"
+        raise Rejected(message)
 
     async def scale(self, name: str, nodes: int, *, namespace: str | None = None) -> DDPJob:
         """Change the number of nodes. A running job begins a new attempt with the new number."""
         return await self._change(name, namespace, {"nodes": nodes})
 
-    async def delete(self, name: str, *, namespace: str | None = None, wait: bool = True) -> DDPJob:
+    async def delete(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        wait: bool = True,
+    ) -> DDPJob:
         """Delete a job with its pods, and return what it was. Its checkpoints stay."""
         job = await self.get(name, namespace=namespace)
         await self._delete(job)
         if wait:
-            await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
+            await self._wait_until_gone(job)
         return job
 
     async def restart(self, name: str, *, namespace: str | None = None) -> DDPJob:
@@ -146,7 +166,8 @@ class AsyncClient(JobReader):
         The API server tries the manifest first, under another name. If the creation fails
         nevertheless, `job` still has the manifest.
         """
-        await self.apply([job.renamed_for_trial().manifest()], dry_run=True)
+        trial = job.renamed_for_trial()
+        await self.apply([trial.manifest()], dry_run=True)
         code = await self.remove(job, keeps_code=True)
         body = await self._create(job)
         await self.own_code([*code, body])
@@ -157,51 +178,90 @@ class AsyncClient(JobReader):
 
         With `keeps_code`, keep the ConfigMap of its code for the new job, and return it.
         """
-        code = await self._release_code(job) if keeps_code else ()
+        code: Sequence[Dict] = ()
+        if keeps_code:
+            code = await self._release_code(job)
         await self._delete(job)
-        await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
+        await self._wait_until_gone(job)
         return code
 
     async def _create(self, job: DDPJob) -> dict[str, Any]:
-        request = Request(Verb.CREATE, JOBS, job.namespace, body=job.manifest(), query=CREATE)
+        request = Request(
+            Verb.CREATE,
+            JOBS,
+            job.namespace,
+            body=job.manifest(),
+            query=CREATE,
+        )
         with client_errors():
             return await self.api.call(request)
 
-    async def _change(self, name: str, namespace: str | None, spec: Mapping[str, Any]) -> DDPJob:
+    async def _change(
+        self,
+        name: str,
+        namespace: str | None,
+        spec: Mapping[str, Any],
+    ) -> DDPJob:
         job = await self.get(name, namespace=namespace)
         if job.finished:
-            goes_on = f"ddpjob retry {name} goes on with it, and " if not job.succeeded else ""
-            raise Rejected(
-                f"job {name} is {job.phase}, so it cannot be changed; {goes_on}ddpjob restart "
-                f"{name} runs it again"
-            )
+            advice = f"ddpjob restart {name} runs it again"
+            if not job.succeeded:
+                advice = f"ddpjob retry {name} goes on with it, and {advice}"
+            message = f"job {name} is {job.phase}, so it cannot be changed; {advice}"
+            raise Rejected(message)
         return await self._change_spec(job, spec)
 
     async def _change_spec(self, job: DDPJob, spec: Mapping[str, Any]) -> DDPJob:
-        metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
-        body = {"metadata": metadata, "spec": spec}
-        return DDPJob.from_manifest(await self._patch(Verb.MERGE, JOBS, body))
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        }
+        patch = {"metadata": metadata, "spec": spec}
+        changed = await self._patch(Verb.MERGE, JOBS, patch)
+        return DDPJob.from_manifest(changed)
 
     async def _patch(self, verb: Verb, kind: Kind, body: Dict) -> dict[str, Any]:
-        place = (body["metadata"]["namespace"], body["metadata"]["name"])
-        query = {"fieldManager": FIELD_MANAGER}
+        metadata = body["metadata"]
+        request = Request(
+            verb,
+            kind,
+            metadata["namespace"],
+            metadata["name"],
+            body=body,
+            query={"fieldManager": FIELD_MANAGER},
+        )
         with client_errors():
-            return await self.api.call(Request(verb, kind, *place, body=body, query=query))
+            return await self.api.call(request)
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
         """Remove a job from the owners of its sent code, so the ConfigMap outlives the job."""
         if not job.code:
             return ()
+        read = Request(Verb.GET, CONFIG_MAPS, job.namespace, job.code)
         with client_errors():
-            found = await self.api.read(Request(Verb.GET, CONFIG_MAPS, job.namespace, job.code))
-        if found is None or names.LABEL_CODE not in child(found["metadata"], "labels"):
+            code = await self.api.read(read)
+        if code is None:
             return ()
-        await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, released_code(found, job))
-        return (found,)
+        labels = child(code["metadata"], "labels")
+        if names.LABEL_CODE not in labels:
+            return ()
+        patch = released_code(code, job)
+        await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, patch)
+        return (code,)
 
     async def _delete(self, job: DDPJob) -> None:
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": job.uid}}
-        request = Request(Verb.DELETE, JOBS, job.namespace, job.name, body=body)
+        options = {
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": job.uid},
+        }
+        request = Request(
+            Verb.DELETE,
+            JOBS,
+            job.namespace,
+            job.name,
+            body=options,
+        )
         try:
             with client_errors():
                 await self.api.call(request)
@@ -209,7 +269,18 @@ class AsyncClient(JobReader):
             if error.status != 404:
                 raise
 
-    async def _wait_until(self, job: DDPJob, is_so: Callable[[Jobs], bool], what: str) -> None:
+    async def _wait_until_gone(self, job: DDPJob) -> None:
+        def is_gone(jobs: Jobs) -> bool:
+            return all(found.uid != job.uid for found in jobs)
+
+        await self._wait_until(job, is_gone, "still exists")
+
+    async def _wait_until(
+        self,
+        job: DDPJob,
+        is_so: Callable[[Jobs], bool],
+        what: str,
+    ) -> None:
         """Wait until the watch of a job shows what is expected. Raises WaitTimeout."""
         changes = self.watch(job.name, namespace=job.namespace)
         try:
@@ -218,13 +289,13 @@ class AsyncClient(JobReader):
                     if is_so(jobs):
                         return
         except TimeoutError as error:
-            raise WaitTimeout(f"job {job.name} {what} after {CHANGE_SECONDS:.0f} s") from error
-
-
-def _has(jobs: Jobs, job: DDPJob) -> bool:
-    return any(found.uid == job.uid for found in jobs)
+            message = f"job {job.name} {what} after {CHANGE_SECONDS:.0f} s"
+            raise WaitTimeout(message) from error
 
 
 def _is_suspended(jobs: Jobs) -> bool:
     """Return True if the operator ends the pods of a job, or if it is finished or gone."""
-    return not jobs or jobs[0].phase == Phase.SUSPENDED or jobs[0].finished
+    if not jobs:
+        return True
+    job = jobs[0]
+    return job.phase == Phase.SUSPENDED or job.finished

@@ -20,12 +20,18 @@ async def check_claims(client: JobReader, documents: Sequence[Dict]) -> None:
     """
     for job in _jobs_that_start(documents):
         namespace = job.namespace or client.namespace
-        wanted = set(job.claims) - _claims_in(documents, namespace, client.namespace)
+        given = _claims_in(documents, namespace, client.namespace)
+        wanted = set(job.claims) - given
         if wanted:
             await _require(client, job, namespace, wanted)
 
 
-async def _require(client: JobReader, job: DDPJob, namespace: str, wanted: Set[str]) -> None:
+async def _require(
+    client: JobReader,
+    job: DDPJob,
+    namespace: str,
+    wanted: Set[str],
+) -> None:
     try:
         with client_errors():
             found, _ = await list_objects(client.api, CLAIMS, namespace, {})
@@ -33,20 +39,25 @@ async def _require(client: JobReader, job: DDPJob, namespace: str, wanted: Set[s
         # The API server accepts the job even if a claim is missing. The job's status then names it.
         return
     known = {claim["metadata"]["name"] for claim in found}
-    for name in sorted(wanted - known):
+    missing = sorted(wanted - known)
+    if missing:
+        name = missing[0]
+        hint = did_you_mean(name, known)
         raise Rejected(
             f'job {job.name}: PersistentVolumeClaim "{name}" does not exist in namespace '
-            f"{namespace}{did_you_mean(name, known)}; create the claim first, or in the same "
-            "manifest. Nothing was created"
+            f"{namespace}{hint}; create the claim first, or in the same manifest. Nothing was "
+            "created"
         )
 
 
 def _jobs_that_start(documents: Iterable[Dict]) -> Iterable[DDPJob]:
     """Yield the jobs started at once in this cluster: neither suspended nor managed elsewhere."""
     for document in documents:
+        if not is_job(document):
+            continue
         spec = child(document, "spec")
-        is_here = spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER
-        if is_job(document) and is_here and not spec.get("suspend"):
+        manager = spec.get("managedBy", names.CONTROLLER)
+        if manager == names.CONTROLLER and not spec.get("suspend"):
             yield DDPJob.from_manifest(document)
 
 
@@ -54,8 +65,10 @@ def _claims_in(documents: Iterable[Dict], namespace: str, default: str) -> set[s
     """Return the names of the claims among the documents for a namespace."""
     found = set()
     for document in documents:
+        if document.get("kind") != "PersistentVolumeClaim":
+            continue
         metadata = child(document, "metadata")
-        is_claim = document.get("kind") == "PersistentVolumeClaim"
-        if is_claim and (metadata.get("namespace") or default) == namespace:
+        place = metadata.get("namespace") or default
+        if place == namespace:
             found.add(str(metadata.get("name")))
     return found

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
@@ -42,19 +42,28 @@ from ddpjob.kube.request import ReadDocument, Request, Verb
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
-# What commands of this program do: verb, group, resource, and the commands.
+
+class Right(NamedTuple):
+    """A right on a resource. The `commands` of this program need it."""
+
+    verb: str
+    group: str
+    resource: str
+    commands: Sequence[str]
+
+
 RIGHTS = (
-    ("create", names.GROUP, names.PLURAL, ("submit",)),
-    ("get", names.GROUP, names.PLURAL, ("status",)),
-    ("list", names.GROUP, names.PLURAL, ("list",)),
-    ("watch", names.GROUP, names.PLURAL, ("wait",)),
-    ("patch", names.GROUP, names.PLURAL, ("submit", "suspend", "scale")),
-    ("delete", names.GROUP, names.PLURAL, ("delete",)),
-    ("list", "", "pods", ("logs", "status")),
-    ("watch", "", "pods", ("logs --follow",)),
-    ("get", "", "pods/log", ("logs",)),
-    ("create", "", "configmaps", ("submit --script",)),
-    ("patch", "", "configmaps", ("submit --script",)),
+    Right("create", names.GROUP, names.PLURAL, ("submit",)),
+    Right("get", names.GROUP, names.PLURAL, ("status",)),
+    Right("list", names.GROUP, names.PLURAL, ("list",)),
+    Right("watch", names.GROUP, names.PLURAL, ("wait",)),
+    Right("patch", names.GROUP, names.PLURAL, ("submit", "suspend", "scale")),
+    Right("delete", names.GROUP, names.PLURAL, ("delete",)),
+    Right("list", "", "pods", ("logs", "status")),
+    Right("watch", "", "pods", ("logs --follow",)),
+    Right("get", "", "pods/log", ("logs",)),
+    Right("create", "", "configmaps", ("submit --script",)),
+    Right("patch", "", "configmaps", ("submit --script",)),
 )
 READING = ("get", "list", "watch")
 
@@ -122,36 +131,41 @@ async def check_crd(client: AsyncClient) -> Sequence[Finding]:
     version = None
     # Only an administrator may read it.
     with suppress(ClientError), client_errors():
-        crd = await client.api.read(Request(Verb.GET, CRDS, name=f"{names.PLURAL}.{names.GROUP}"))
+        read = Request(Verb.GET, CRDS, name=f"{names.PLURAL}.{names.GROUP}")
+        crd = await client.api.read(read)
         version = child(child(crd, "metadata"), "labels").get(VERSION_LABEL)
     if version in (None, __version__):
         return [Finding("DDPJobs", f"served as {names.API_VERSION}")]
+    found = f"the CRD is of {version}, this program of {__version__}"
     advice = "use the version of ddpjob that the cluster has, or upgrade the chart"
-    return [Finding("DDPJobs", f"the CRD is of {version}, this program of {__version__}", advice)]
+    return [Finding("DDPJobs", found, advice)]
 
 
 async def check_rights(client: AsyncClient) -> Sequence[Finding]:
     """Check what the user may do in the namespace."""
-    missing = [right for right in RIGHTS if not await _is_allowed(client, *right[:3])]
+    missing = [right for right in RIGHTS if not await _has_right(client, right)]
     where = f"in namespace {client.namespace}"
     if not missing:
         return [Finding("Rights", f"you may submit, follow, change and delete jobs {where}")]
+    commands: list[str] = []
     verbs: dict[str, list[str]] = {}
-    for verb, _, resource, _ in missing:
-        verbs.setdefault(resource, []).append(verb)
+    for right in missing:
+        commands += right.commands
+        verbs.setdefault(right.resource, []).append(right.verb)
     lacks = "; ".join(f"{', '.join(each)} {resource}" for resource, each in verbs.items())
-    commands = dict.fromkeys(command for *_, each in missing for command in each)
-    found = f"{', '.join(commands)} cannot work {where}: you may not {lacks}"
-    is_reading = all(verb in READING for verb, *_ in missing)
-    return [Finding("Rights", found, await _advise_role(client, "view" if is_reading else "edit"))]
+    failing = ", ".join(dict.fromkeys(commands))
+    found = f"{failing} cannot work {where}: you may not {lacks}"
+    role = "view" if all(right.verb in READING for right in missing) else "edit"
+    advice = await _advise_role(client, role)
+    return [Finding("Rights", found, advice)]
 
 
-async def _is_allowed(client: AsyncClient, verb: str, group: str, resource: str) -> bool:
-    name, _, subresource = resource.partition("/")
+async def _has_right(client: AsyncClient, right: Right) -> bool:
+    name, _, subresource = right.resource.partition("/")
     attributes = {
         "namespace": client.namespace,
-        "verb": verb,
-        "group": group,
+        "verb": right.verb,
+        "group": right.group,
         "resource": name,
         "subresource": subresource,
     }
@@ -174,8 +188,12 @@ async def _advise_role(client: AsyncClient, role: str) -> str:
 
 
 async def _review(client: AsyncClient, kind: Kind, spec: Dict) -> dict[str, Any]:
-    head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": REVIEWS[kind]}
-    body = {**head, "spec": spec} if spec else head
+    body: dict[str, Any] = {
+        "apiVersion": f"{kind.group}/{kind.version}",
+        "kind": REVIEWS[kind],
+    }
+    if spec:
+        body["spec"] = spec
     with client_errors():
         return await client.api.call(Request(Verb.CREATE, kind, body=body))
 
@@ -194,8 +212,9 @@ async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
     if deployments is None:
         advice = "set spec.podSecurity: Restricted in your jobs, if the operator does not do so"
         return [Finding("Pod Security", "level restricted", advice, is_unknown=True)]
-    if any("--pod-security=restricted" in str(found["spec"]) for found in deployments):
-        return [Finding("Pod Security", "level restricted, which the operator follows")]
+    for deployment in deployments:
+        if "--pod-security=restricted" in str(deployment["spec"]):
+            return [Finding("Pod Security", "level restricted, which the operator follows")]
     advice = "set spec.podSecurity: Restricted in the jobs, or podSecurity=restricted in the chart"
     return [Finding("Pod Security", "level restricted, not the default of the pods", advice)]
 
@@ -206,15 +225,8 @@ async def check_quota(client: AsyncClient) -> Sequence[Finding]:
     quotas = await list_all(client, QUOTAS, client.namespace)
     limit_ranges = await list_if_allowed(client, LIMIT_RANGES, client.namespace) if quotas else ()
     for quota in quotas:
-        status = child(quota, "status")
-        used, hard = child(status, "used"), child(status, "hard")
-        # A limit of 0 forbids a kind of object. It is not a lack of room.
-        full = [
-            f"{key} {used.get(key)} of {limit}"
-            for key, limit in hard.items()
-            if _is_used_up(str(used.get(key)), str(limit))
-        ]
         name = quota["metadata"]["name"]
+        full = _full_limits(quota)
         unnamed = unnamed_resources(quota, limit_ranges or ())
         if unnamed:
             is_unknown = limit_ranges is None
@@ -234,7 +246,20 @@ def _describe_unnamed(quota: str, unnamed: Sequence[str], *, is_unknown: bool) -
     return Finding("Quota", found, advice, is_unknown=is_unknown)
 
 
+def _full_limits(quota: Dict) -> Sequence[str]:
+    """Return the used-up limits of a quota, such as `pods 4 of 4`."""
+    status = child(quota, "status")
+    used = child(status, "used")
+    full = []
+    for key, limit in child(status, "hard").items():
+        amount = used.get(key)
+        if _is_used_up(str(amount), str(limit)):
+            full.append(f"{key} {amount} of {limit}")
+    return full
+
+
 def _is_used_up(used: str, limit: str) -> bool:
+    # A limit of 0 forbids a kind of object. It is not a lack of room.
     if used.isdecimal() and limit.isdecimal():
         return int(used) >= int(limit) > 0
     # Quantities such as 8Gi: the API server writes equal ones alike.
@@ -247,19 +272,27 @@ async def check_devices(client: AsyncClient) -> Sequence[Finding]:
     if not nodes:
         advice = "add a node, or uncordon one: kubectl get nodes"
         return [Finding("Nodes", "no node is ready and takes pods", advice)]
-    totals: dict[str, int] = {}
+    totals = _count_devices(nodes)
+    found = []
+    for device, count in totals.items():
+        if count:
+            fitting = ", ".join(profiles.profiles_with(device))
+            found.append(f"{count} {device} ({fitting})")
+    if not found:
+        found = [f"no {either(totals)}, so only accelerator {profiles.DEFAULT}"]
+    return [Finding("Nodes", f"{len(nodes)} ready, {', '.join(found)}")]
+
+
+def _count_devices(nodes: Sequence[Dict]) -> Mapping[str, int]:
+    """Return the number of devices of all nodes, for each kind of device."""
+    totals = dict.fromkeys(profiles.all_devices(), 0)
     for node in nodes:
         allocatable = child(child(node, "status"), "allocatable")
-        for device in profiles.all_devices():
+        for device in totals:
             count = str(allocatable.get(device, "0"))
-            totals[device] = totals.get(device, 0) + (int(count) if count.isdecimal() else 0)
-    found = [
-        f"{count} {device} ({', '.join(profiles.profiles_with(device))})"
-        for device, count in totals.items()
-        if count
-    ]
-    devices = ", ".join(found) or f"no {either(totals)}, so only accelerator {profiles.DEFAULT}"
-    return [Finding("Nodes", f"{len(nodes)} ready, {devices}")]
+            if count.isdecimal():
+                totals[device] += int(count)
+    return totals
 
 
 def _is_usable(node: Dict) -> bool:
@@ -276,40 +309,44 @@ async def check_storage(client: AsyncClient) -> Sequence[Finding]:
     """Check for missing claims of jobs, and look for storage shared by several nodes."""
     claims = await list_all(client, CLAIMS, client.namespace)
     known = {claim["metadata"]["name"] for claim in claims}
-    missing = [
-        Finding(
-            "Storage",
-            f"job {job.name} mounts claim {name}, which does not exist",
-            "create the claim, or submit the job again with another one",
-        )
-        for job in await jobs_of_namespace(client)
-        for name in job.claims
-        if not job.finished and name not in known
-    ]
-    return missing or [Finding("Storage", await _describe_sharing(client, claims))]
+    findings = []
+    for job in await jobs_of_namespace(client):
+        if job.finished:
+            continue
+        for name in job.claims:
+            if name not in known:
+                found = f"job {job.name} mounts claim {name}, which does not exist"
+                advice = "create the claim, or submit the job again with another one"
+                findings.append(Finding("Storage", found, advice))
+    if findings:
+        return findings
+    return [Finding("Storage", await _describe_sharing(client, claims))]
 
 
 async def _describe_sharing(client: AsyncClient, claims: Iterable[Dict]) -> str:
     """Describe the storage for checkpoints shared by several nodes. Not every job needs it."""
-    shared = [
-        claim["metadata"]["name"]
-        for claim in claims
-        if "ReadWriteMany" in child(claim, "spec").get("accessModes", ())
-        and child(claim, "status").get("phase") == "Bound"
-    ]
+    shared = [claim["metadata"]["name"] for claim in claims if _is_shared(claim)]
     if shared:
         return f"claims that all nodes can mount: {', '.join(shared)}"
-    fitting = [
-        one["metadata"]["name"]
-        for one in await list_if_allowed(client, STORAGE_CLASSES) or ()
-        if any(words in str(one.get("provisioner")) for words in SHARED_PROVISIONERS)
-    ]
+    classes = await list_if_allowed(client, STORAGE_CLASSES) or ()
+    fitting = [one["metadata"]["name"] for one in classes if _can_share(one)]
     if fitting:
         return f"no claim with ReadWriteMany is bound, but class {', '.join(fitting)} can give one"
     return (
         "no claim or class with ReadWriteMany is known; only jobs of several nodes with "
         "spec.checkpoint need one"
     )
+
+
+def _is_shared(claim: Dict) -> bool:
+    modes = child(claim, "spec").get("accessModes", ())
+    phase = child(claim, "status").get("phase")
+    return "ReadWriteMany" in modes and phase == "Bound"
+
+
+def _can_share(storage_class: Dict) -> bool:
+    provisioner = str(storage_class.get("provisioner"))
+    return any(part in provisioner for part in SHARED_PROVISIONERS)
 
 
 async def check_dns(client: AsyncClient) -> Sequence[Finding]:
@@ -341,11 +378,14 @@ async def check_networks(client: AsyncClient) -> Sequence[Finding]:
     # Without the right to read the namespace, one of its labels is still known: its name.
     with suppress(ClientError), client_errors():
         namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
-    labels = child(child(namespace or {}, "metadata"), "labels")
-    findings = [
-        Finding("Networks", _describe_gap(gap), NETWORK_ADVICE, NETWORK_PAGE)
-        for gap in find_gaps(policies, {NAMESPACE_LABEL: client.namespace, **labels})
-    ]
+    labels = {
+        NAMESPACE_LABEL: client.namespace,
+        **child(child(namespace, "metadata"), "labels"),
+    }
+    findings = []
+    for gap in find_gaps(policies, labels):
+        found = _describe_gap(gap)
+        findings.append(Finding("Networks", found, NETWORK_ADVICE, NETWORK_PAGE))
     if findings:
         return findings
     if not policies:
@@ -355,12 +395,11 @@ async def check_networks(client: AsyncClient) -> Sequence[Finding]:
 
 def _describe_gap(gap: Gap) -> str:
     whose = f"the pods of job {gap.job}" if gap.job else "the pods of a job"
-    kind = "NetworkPolicy" if len(gap.policies) == 1 else "NetworkPolicies"
-    verb = "admits" if len(gap.policies) == 1 else "admit"
-    return (
-        f"{whose} cannot reach {gap.target}: {kind} {', '.join(gap.policies)} {verb} no such "
-        f"{gap.direction}"
-    )
+    policies = ", ".join(gap.policies)
+    who = f"NetworkPolicies {policies} admit"
+    if len(gap.policies) == 1:
+        who = f"NetworkPolicy {policies} admits"
+    return f"{whose} cannot reach {gap.target}: {who} no such {gap.direction}"
 
 
 SUBJECTS: Mapping[Check, str] = {

@@ -33,7 +33,10 @@ class Finding:
 
 
 async def list_all(
-    client: AsyncClient, kind: Kind, namespace: str | None = None, labels: str = ""
+    client: AsyncClient,
+    kind: Kind,
+    namespace: str | None = None,
+    labels: str = "",
 ) -> list[dict[str, Any]]:
     """Return the objects of a namespace, or of all. Raises ClientError."""
     query = {"labelSelector": labels} if labels else {}
@@ -43,7 +46,10 @@ async def list_all(
 
 
 async def list_if_allowed(
-    client: AsyncClient, kind: Kind, namespace: str | None = None, labels: str = ""
+    client: AsyncClient,
+    kind: Kind,
+    namespace: str | None = None,
+    labels: str = "",
 ) -> list[dict[str, Any]] | None:
     """Return the objects of a namespace, or of all. Return None if the user may not list them."""
     try:
@@ -61,8 +67,12 @@ async def jobs_of_namespace(client: AsyncClient) -> Sequence[DDPJob]:
     """
     with client_errors():
         is_served = await client.api.read(ReadDocument(JOBS.api))
-    found = await list_if_allowed(client, JOBS, client.namespace) if is_served else None
-    return [DDPJob.from_manifest(body) for body in found or ()]
+    if not is_served:
+        return ()
+    found = await list_if_allowed(client, JOBS, client.namespace)
+    if found is None:
+        return ()
+    return list(map(DDPJob.from_manifest, found))
 
 
 def is_forbidden(error: Exception) -> bool:

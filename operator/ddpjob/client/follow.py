@@ -96,7 +96,8 @@ class Follower:
                 while len(found) < MAX_WAITING and found[-1] is not None:
                     found.append(await self._found.get())
         lines = sorted(item for item in found if isinstance(item, LogLine))
-        return [*lines, *(item for item in found if not isinstance(item, LogLine))]
+        others = [item for item in found if not isinstance(item, LogLine)]
+        return [*lines, *others]
 
     async def _watch_job(self) -> None:
         """Report each change of the job, and the end once its logs have been read."""
@@ -151,12 +152,16 @@ class Follower:
         log = PodLog.from_pod(pod)
         if log is None or uid in self._logs or owner_of(pod) != self.job.identity:
             return
-        if has_begun(pod) and self.choice.has_pod(log):
-            # Other connections are needed for the watches.
-            if len(self._reading(self._logs.keys() - self._ended)) >= MAX_STREAMS:
-                raise too_many_logs(len(self._logs) + 1)
-            choice = self.choice.of_new_pods() if self._listed.is_set() else self.choice
-            self._logs[uid] = self._spawn(self._read(uid, log, choice))
+        if not has_begun(pod) or not self.choice.has_pod(log):
+            return
+        # Other connections are needed for the watches.
+        reading = self._reading(self._logs.keys() - self._ended)
+        if len(reading) >= MAX_STREAMS:
+            raise too_many_logs(len(self._logs) + 1)
+        choice = self.choice
+        if self._listed.is_set():
+            choice = choice.of_new_pods()
+        self._logs[uid] = self._spawn(self._read(uid, log, choice))
 
     async def _read(self, uid: str, log: PodLog, choice: LogChoice) -> None:
         """Report the lines of a pod until it has ended, also over several connections."""
@@ -166,26 +171,29 @@ class Follower:
         while failures < MAX_FAILURES or uid not in self._ended:
             # A log requested after the end of its container is complete.
             is_last = uid in self._ended
+            rest = replace(request, query=query)
             try:
-                async for raw in self.api.stream(replace(request, query=query), LOG_SECONDS):
+                async for raw in self.api.stream(rest, LOG_SECONDS):
                     failures = 0
                     line = log.take(raw)
                     if line is not None and self.choice.has_line(line):
                         await self._found.put(line)
             except CallFailed as error:
-                if isinstance(error, ApiError) and error.status == NOT_FOUND:
+                status = error.status if isinstance(error, ApiError) else 0
+                if status == NOT_FOUND:
                     return
-                if not _is_temporary(error):
+                if status != BAD_REQUEST and not may_succeed_later(error):
                     raise
                 failures += 1
-                is_last = is_last and isinstance(error, ApiError) and error.status == BAD_REQUEST
+                is_last = is_last and status == BAD_REQUEST
             if is_last:
                 return
             await asyncio.sleep(RETRY_SECONDS)
             query = _continued(query, log.last_time)
             log.resumed_after = log.last_time
         # The kubelet of the node does not answer any more.
-        await self._found.put(log.read(log.last_time, f"{names.AGENT_LINE}{UNREADABLE}"))
+        note = log.read(log.last_time, f"{names.AGENT_LINE}{UNREADABLE}")
+        await self._found.put(note)
 
     def _reading(self, pods: Set[str]) -> "set[asyncio.Task[None]]":
         """Return the unfinished tasks for the logs of the pods with these UIDs."""
@@ -209,15 +217,11 @@ class Follower:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _is_temporary(error: CallFailed) -> bool:
-    if isinstance(error, ApiError) and error.status == BAD_REQUEST:
-        return True
-    return may_succeed_later(error)
-
-
 def _continued(query: dict[str, str], last_time: str) -> dict[str, str]:
     """Return the query for the lines after the last one."""
     if not last_time:
         return query
-    kept = {key: query[key] for key in query if key not in ("sinceSeconds", "tailLines")}
-    return {**kept, "sinceTime": last_time}
+    following = {**query, "sinceTime": last_time}
+    for key in ("sinceSeconds", "tailLines"):
+        following.pop(key, None)
+    return following

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -61,27 +61,32 @@ class LocalClient:
         `others` are objects needed by its manifest, such as ConfigMaps. An ended run of the same
         name is replaced.
         """
-        if running_process(self.runs / job.name) is not None:
-            raise Rejected(f"job {job.name} runs already; delete it first or choose another name")
+        name = job.name
+        if self._process(name) is not None:
+            raise Rejected(f"job {name} runs already; delete it first or choose another name")
         folder = self.runs / SUBMITTED
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = folder / f"{job.name}.yaml"
-        manifest.write_text(yaml.safe_dump_all([*others, *job.documents], sort_keys=False))
-        before = self._status_file(job.name)
-        before.unlink(missing_ok=True)
-        process = self._start(manifest, job.name)
+        manifest = folder / f"{name}.yaml"
+        text = yaml.safe_dump_all([*others, *job.documents], sort_keys=False)
+        manifest.write_text(text)
+        # An ended run of the same name may have left one.
+        status = self._files(name).status
+        status.unlink(missing_ok=True)
+        process = self._start(manifest, name)
         deadline = time.monotonic() + START_SECONDS
-        while not before.exists() and time.monotonic() < deadline:
+        while not status.exists() and time.monotonic() < deadline:
             if process.poll() is not None:
-                raise Rejected(self._output(job.name).read_text(errors="replace").strip())
+                error = self._output(name).read_text(errors="replace")
+                raise Rejected(error.strip())
             time.sleep(INTERVAL)
-        return self.get(job.name)
+        return self.get(name)
 
     def _start(self, manifest: Path, name: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(manifest)]
+        program = [sys.executable, "-m", "ddpjob.cli.main"]
+        options = ["--local", str(manifest), "--runs", str(self.runs)]
         with self._output(name).open("wb") as output:
             return subprocess.Popen(
-                [*command, "--runs", str(self.runs)],
+                [*program, "run", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -92,8 +97,11 @@ class LocalClient:
     def _output(self, name: str) -> Path:
         return self.runs / SUBMITTED / f"{name}.log"
 
-    def _status_file(self, name: str) -> Path:
-        return RunFiles(self.runs / name).status
+    def _files(self, name: str) -> RunFiles:
+        return RunFiles(self.runs / name)
+
+    def _process(self, name: str) -> int | None:
+        return running_process(self.runs / name)
 
     def get(self, name: str) -> DDPJob:
         """Return a job by the name of its folder. Raises NotFound."""
@@ -112,38 +120,46 @@ class LocalClient:
         return Jobs(job for job in found if job is not None)
 
     def _names(self) -> Sequence[str]:
-        return sorted(path.parent.name for path in self.runs.glob("*/job.yaml"))
+        manifests = self.runs.glob("*/job.yaml")
+        return sorted(path.parent.name for path in manifests)
 
     def _read(self, name: str) -> DDPJob | None:
         """Return a job, or None if the folder has no readable manifest of a job."""
-        if name in ("", "..") or Path(name).name != name or "\0" in name:
+        if not _is_name_of_folder(name):
             return None
-        files = RunFiles(self.runs / name)
+        files = self._files(name)
         try:
-            manifest = require_object(_read_yaml(files.manifest), "the manifest")
+            content = _read_yaml(files.manifest)
+            manifest = require_object(content, "the manifest")
             job = DDPJob.from_manifest(manifest)
         except SpecError:
             return None
         status = Status.from_dict(_read_yaml(files.status))
-        if not status.finished and running_process(files.folder) is None:
+        if not status.finished and self._process(name) is None:
             status = _stopped(status, files)
         return replace(job, name=name, status=status)
 
     def wait(self, name: str, *, timeout: float | None = None) -> DDPJob:
         """Return the job once it has ended. `timeout` is in seconds. Raises WaitTimeout."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while running_process(self.runs / name) is not None:
-            if deadline is not None and time.monotonic() > deadline:
+        start = time.monotonic()
+        while self._process(name) is not None:
+            waited = time.monotonic() - start
+            if timeout is not None and waited > timeout:
                 raise WaitTimeout(f"job {name} has not finished after {timeout:g} s")
             time.sleep(INTERVAL)
         return self.get(name)
 
     def watch_progress(self, name: str) -> DDPJob:
         """Show a progress bar, also in a notebook, until a job has ended. Return the job."""
+
+        def progress(job: DDPJob) -> Progress:
+            metrics = self.metrics(job.name)
+            return Progress.from_events(metrics.events)
+
         return notebook.watch(
             lambda: self.get(name),
-            lambda job: Progress.from_events(self.metrics(job.name).events),
-            lambda job: running_process(self.runs / job.name) is None,
+            progress,
+            lambda job: self._process(job.name) is None,
         )
 
     def plot(self, name: str) -> notebook.Picture | None:
@@ -152,33 +168,53 @@ class LocalClient:
 
     def logs(self, name: str, choice: LogChoice = ALL_LINES) -> Iterator[LogLine]:
         """Yield what the nodes of a job have written, one node after the other."""
-        choice = replace(choice, ranks_per_node=self.get(name).processes_per_node)
-        for path, log in _pod_logs(RunFiles(self.runs / name).logs):
-            if choice.has_pod(log):
-                texts = _read_lines(path, choice.requested_tail)
-                lines = (log.read("", text) for text in texts)
-                yield from deque(filter(choice.has_line, lines), choice.tail)
+        job = self.get(name)
+        choice = replace(choice, ranks_per_node=job.processes_per_node)
+        for path, log in _pod_logs(self._files(name).logs):
+            if not choice.has_pod(log):
+                continue
+            texts = _read_lines(path, choice.requested_tail)
+            lines = (log.read("", text) for text in texts)
+            chosen = filter(choice.has_line, lines)
+            yield from deque(chosen, choice.tail)
 
     def metrics(self, name: str) -> RunMetrics:
         """Return the events printed by the trainer of rank 0: losses, accuracies, speeds."""
         self.get(name)
         metrics = RunMetrics()
-        events = map(parse_metric, _read_lines(RunFiles(self.runs / name).metrics))
-        metrics.events += [event for event in events if event is not None]
+        for line in _read_lines(self._files(name).metrics):
+            event = parse_metric(line)
+            if event is not None:
+                metrics.events.append(event)
         return metrics
 
     def delete(self, name: str) -> DDPJob:
         """End the processes of a job and delete its files, apart from its claims."""
         job = self.get(name)
-        files = RunFiles(self.runs / name)
-        process = running_process(files.folder)
+        process = self._process(name)
         if process is not None:
             os.kill(process, signal.SIGTERM)
-            _wait_until(lambda: running_process(files.folder) is None, name)
-        for path in files.folder.iterdir():
+            self._wait_for_end(name)
+        folder = self.runs / name
+        for path in folder.iterdir():
             if path.name != "claims":
                 _remove(path)
         return job
+
+    def _wait_for_end(self, name: str) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        while self._process(name) is not None:
+            if time.monotonic() > deadline:
+                message = f"the processes of job {name} still run after {END_SECONDS:.0f} s"
+                raise WaitTimeout(message)
+            time.sleep(INTERVAL)
+
+
+def _is_name_of_folder(name: str) -> bool:
+    """Return True if a user's name is safe as the name of a folder."""
+    if name in ("", "..") or "\0" in name:
+        return False
+    return Path(name).name == name
 
 
 def _read_yaml(path: Path) -> Any:
@@ -194,11 +230,24 @@ def _pod_logs(folder: Path) -> Sequence[tuple[Path, PodLog]]:
     """Return the logs of a run with their pods, those of the first attempt first."""
     found = []
     for path in folder.glob("*.log"):
-        _, *numbers = path.stem.rsplit("-", 2)
-        if len(numbers) == 2 and all(map(str.isdecimal, numbers)):
-            born, index = map(int, numbers)
-            found.append((born, index, path, PodLog("", path.stem, index, born)))
-    return [(path, log) for *_, path, log in sorted(found, key=lambda one: one[:2])]
+        log = _pod_log(path.stem)
+        if log is not None:
+            found.append((path, log))
+    return sorted(found, key=_order_of_log)
+
+
+def _pod_log(pod: str) -> PodLog | None:
+    """Return the log of a pod, or None for a name without an attempt and an index at its end."""
+    _, *numbers = pod.rsplit("-", 2)
+    if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return None
+    born, index = map(int, numbers)
+    return PodLog("", pod, index, born)
+
+
+def _order_of_log(found: tuple[Path, PodLog]) -> tuple[int, int]:
+    _, log = found
+    return log.born, log.index
 
 
 def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
@@ -213,34 +262,39 @@ def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
         return ()
     # Other characters than a newline also end a line for str.splitlines.
     lines = text.removesuffix("\n").split("\n") if text else []
-    return lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
+    if tail is None:
+        return lines
+    first = max(0, len(lines) - tail)
+    return lines[first:]
 
 
 def _stopped(status: Status, files: RunFiles) -> Status:
     """Return the status of an unfinished job after the end of its run's process."""
-    times = []
-    for path in (files.status, files.metrics):
-        with suppress(OSError):
-            times.append(path.stat().st_mtime)
-    ended = datetime.fromtimestamp(max(times), UTC) if times else None
-    spent = seconds_until(status, ended) if ended else status.account.seconds
+    ended = _last_write(files)
+    spent: Mapping[str, float] = status.account.seconds
+    if ended is not None:
+        spent = seconds_until(status, ended)
+    whole = {activity: round(seconds) for activity, seconds in spent.items()}
     return replace(
         status,
         phase="Stopped",
         reason="Stopped",
         message="the process of the run has ended before the job",
         completion_time=ended,
-        account=Account(seconds={activity: round(seconds) for activity, seconds in spent.items()}),
+        account=Account(seconds=whole),
         pods=replace(status.pods, active=0, ready=0),
     )
 
 
-def _wait_until(is_so: Callable[[], bool], name: str) -> None:
-    deadline = time.monotonic() + END_SECONDS
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise WaitTimeout(f"the processes of job {name} still run after {END_SECONDS:.0f} s")
-        time.sleep(INTERVAL)
+def _last_write(files: RunFiles) -> datetime | None:
+    """Return the time of a run's last write to its status or its metrics."""
+    times = []
+    for path in (files.status, files.metrics):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    if not times:
+        return None
+    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _remove(path: Path) -> None:

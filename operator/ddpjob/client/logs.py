@@ -141,19 +141,27 @@ class PodLog:
     def from_pod(cls, pod: Dict) -> "PodLog | None":
         """Return the log of a pod, or None if the pod is not the operator's."""
         metadata = pod["metadata"]
+        name = metadata["name"]
         index = str(child(metadata, "labels").get(names.LABEL_INDEX, ""))
         # The name ends with the attempt and the index. The label has the newest attempt instead.
-        born = metadata["name"].split("-")[-2:-1]
-        if not (index.isdecimal() and born and born[0].isdecimal()):
+        parts = name.split("-")
+        born = parts[-2] if len(parts) > 1 else ""
+        if not index.isdecimal() or not born.isdecimal():
             return None
-        return cls(metadata["namespace"], metadata["name"], int(index), int(born[0]))
+        return cls(
+            metadata["namespace"],
+            name,
+            index=int(index),
+            born=int(born),
+        )
 
     def take(self, raw: bytes) -> LogLine | None:
         """Return a line of the log, or None for a repeated line."""
-        time, _, text = raw.decode(errors="replace").partition(" ")
+        line = raw.decode(errors="replace")
+        time, _, text = line.partition(" ")
         if not TIME.match(time):
             # This is a message of the kubelet itself, for example about a missing log.
-            return self.read(self.last_time, raw.decode(errors="replace"))
+            return self.read(self.last_time, line)
         if self.resumed_after:
             if time <= self.resumed_after:
                 return None
@@ -168,8 +176,14 @@ class PodLog:
         if begins:
             self.attempt = int(begins[1])
         mark = RANK_MARK.match(text)
-        rank = int(mark[1]) if mark else None
-        return LogLine(time, self.index, self.name, self.attempt, text, rank)
+        return LogLine(
+            time,
+            self.index,
+            self.name,
+            self.attempt,
+            text,
+            rank=int(mark[1]) if mark else None,
+        )
 
 
 def has_begun(pod: Dict) -> bool:
@@ -179,11 +193,13 @@ def has_begun(pod: Dict) -> bool:
 
 def has_ended(pod: Dict) -> bool:
     """Return True if the trainer of a pod has ended, or never runs any more."""
-    return "terminated" in _state(pod) or child(pod, "status").get("phase") in PODS_ENDED
+    phase = child(pod, "status").get("phase")
+    return "terminated" in _state(pod) or phase in PODS_ENDED
 
 
 def _state(pod: Dict) -> Dict:
-    for status in children(child(pod, "status"), "containerStatuses"):
+    statuses = children(child(pod, "status"), "containerStatuses")
+    for status in statuses:
         if status.get("name") == names.TRAINER:
             return child(status, "state")
     return {}
@@ -208,7 +224,14 @@ async def read_log(
 async def _chosen_lines(
     api: "ApiClient", pod: PodLog, choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
-    request = Request(Verb.GET, PODS, pod.namespace, pod.name, "log", query=choice.query())
+    request = Request(
+        Verb.GET,
+        PODS,
+        pod.namespace,
+        pod.name,
+        "log",
+        query=choice.query(),
+    )
     try:
         async for raw in api.stream(request):
             line = pod.take(raw)
@@ -238,7 +261,8 @@ async def merged_logs(
     async with AsyncExitStack() as held:
         streams = []
         for pod in chosen:
-            streams.append(await held.enter_async_context(aclosing(read_log(api, pod, choice))))
+            reading = aclosing(read_log(api, pod, choice))
+            streams.append(await held.enter_async_context(reading))
         # All have to end before one of them can be closed.
         begun = (anext(stream, None) for stream in streams)
         firsts = await asyncio.gather(*begun, return_exceptions=True)
@@ -246,9 +270,10 @@ async def merged_logs(
             if isinstance(first, BaseException):
                 raise first
         # The next line of each stream, the oldest first.
-        waiting = [
-            (line, number) for number, line in enumerate(firsts) if isinstance(line, LogLine)
-        ]
+        waiting: list[tuple[LogLine, int]] = []
+        for number, first in enumerate(firsts):
+            if isinstance(first, LogLine):
+                waiting.append((first, number))
         heapq.heapify(waiting)
         while waiting:
             line, number = heapq.heappop(waiting)

@@ -18,8 +18,9 @@ Labels = Mapping[str, str]
 FIRST_PORT = names.RENDEZVOUS_PORT
 LAST_PORT = 60999
 
-# The field of each direction, and of its peers.
-DIRECTIONS = {"Ingress": ("ingress", "from"), "Egress": ("egress", "to")}
+# The fields of each direction: its rules, and the peers of a rule.
+RULES = {"Ingress": "ingress", "Egress": "egress"}
+PEERS = {"Ingress": "from", "Egress": "to"}
 
 # Stands for each job not named by a policy.
 ANY_JOB = ""
@@ -45,36 +46,42 @@ def find_gaps(policies: Sequence[Dict], namespace: Labels) -> Sequence[Gap]:
     `namespace` has the labels of the namespace. Policies may name a job. A connection blocked for
     all jobs is listed once.
     """
-    common = _gaps_of(ANY_JOB, policies, namespace)
-    found = list(common)
-    known = {(gap.target, gap.direction) for gap in common}
+    found = list(_gaps_of(ANY_JOB, policies, namespace))
+    common = {(gap.target, gap.direction) for gap in found}
     for job in sorted(_named_jobs(policies)):
-        gaps = _gaps_of(job, policies, namespace)
-        found += [gap for gap in gaps if (gap.target, gap.direction) not in known]
+        for gap in _gaps_of(job, policies, namespace):
+            if (gap.target, gap.direction) not in common:
+                found.append(gap)
     return found
 
 
 def _gaps_of(job: str, policies: Sequence[Dict], namespace: Labels) -> Iterable[Gap]:
-    # No job has a name with a space.
-    pod = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job or "any job"}
-    gaps = []
-    for direction in DIRECTIONS:
-        selecting = [one for one in policies if _selects(one, pod, direction)]
+    pod = {
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        # No job has a name with a space.
+        names.LABEL_JOB: job or "any job",
+    }
+    for direction in RULES:
+        selecting = [policy for policy in policies if _selects(policy, pod, direction)]
         if not selecting:
             continue
-        by_name = tuple(sorted(str(child(one, "metadata").get("name")) for one in selecting))
-        rules = [rule for one in selecting for rule in _rules(one, direction)]
-        side = DIRECTIONS[direction][1]
-        if not any(_admits_job(rule, side, pod, namespace) for rule in rules):
-            gaps.append(Gap(job, "each other", direction, by_name))
-        if direction == "Egress" and not any(_leaves_namespace(rule) for rule in rules):
-            gaps.append(Gap(job, "the cluster's DNS", direction, by_name))
-    return gaps
+        by_name = tuple(sorted(map(_name, selecting)))
+        rules: list[Dict] = []
+        for policy in selecting:
+            rules += _rules(policy, direction)
+        peers = PEERS[direction]
+        if not any(_admits_job(rule, peers, pod, namespace) for rule in rules):
+            yield Gap(job, "each other", direction, by_name)
+        if direction == "Egress" and not any(map(_leaves_namespace, rules)):
+            yield Gap(job, "the cluster's DNS", direction, by_name)
 
 
 def _named_jobs(policies: Sequence[Dict]) -> set[str]:
     """Return the names of jobs in the selectors of the policies."""
-    return {job for policy in policies for job in _names_in(policy.get("spec"))}
+    found: set[str] = set()
+    for policy in policies:
+        found.update(_names_in(policy.get("spec")))
+    return found
 
 
 def _names_in(value: object) -> Iterable[str]:
@@ -91,24 +98,42 @@ def _names_in(value: object) -> Iterable[str]:
             yield from _names_in(inner)
 
 
+def _name(policy: Dict) -> str:
+    metadata = child(policy, "metadata")
+    return str(metadata.get("name"))
+
+
 def _selects(policy: Dict, pod: Labels, direction: str) -> bool:
     spec = child(policy, "spec")
-    default = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
-    types = strings_or_empty(spec.get("policyTypes")) or default
-    return direction in types and _matches(child(spec, "podSelector"), pod)
+    selector = child(spec, "podSelector")
+    return direction in _types(spec) and _matches(selector, pod)
+
+
+def _types(spec: Dict) -> Sequence[str]:
+    """Return the directions limited by a policy."""
+    types = strings_or_empty(spec.get("policyTypes"))
+    if types:
+        return types
+    if spec.get("egress"):
+        return ("Ingress", "Egress")
+    return ("Ingress",)
 
 
 def _rules(policy: Dict, direction: str) -> Sequence[Dict]:
-    return children(child(policy, "spec"), DIRECTIONS[direction][0])
+    spec = child(policy, "spec")
+    return children(spec, RULES[direction])
 
 
-def _admits_job(rule: Dict, side: str, pod: Labels, namespace: Labels) -> bool:
-    """Return True if a rule admits the connections between pods of one job."""
-    peers = children(rule, side)
-    if peers and not any(_is_job(peer, pod, namespace) for peer in peers):
+def _admits_job(rule: Dict, peers: str, pod: Labels, namespace: Labels) -> bool:
+    """Return True if a rule admits the connections between pods of one job.
+
+    `peers` is the rule's field of peers.
+    """
+    admitted = children(rule, peers)
+    if admitted and not any(_is_job(peer, pod, namespace) for peer in admitted):
         return False
     ports = children(rule, "ports")
-    return not ports or any(_has_all_ports(port) for port in ports)
+    return not ports or any(map(_has_all_ports, ports))
 
 
 def _is_job(peer: Dict, pod: Labels, namespace: Labels) -> bool:
@@ -148,15 +173,18 @@ def _has_all_ports(entry: Dict) -> bool:
 
 def _leaves_namespace(rule: Dict) -> bool:
     peers = children(rule, "to")
-    return not peers or any("ipBlock" in peer or "namespaceSelector" in peer for peer in peers)
+    if not peers:
+        return True
+    return any("ipBlock" in peer or "namespaceSelector" in peer for peer in peers)
 
 
 def _matches(selector: Dict, labels: Labels) -> bool:
     """Return True if a label selector of Kubernetes matches these labels."""
-    wanted = child(selector, "matchLabels")
-    if any(labels.get(key) != value for key, value in wanted.items()):
-        return False
-    return all(_holds(one, labels) for one in children(selector, "matchExpressions"))
+    for key, value in child(selector, "matchLabels").items():
+        if labels.get(key) != value:
+            return False
+    expressions = children(selector, "matchExpressions")
+    return all(_holds(one, labels) for one in expressions)
 
 
 def _holds(expression: Dict, labels: Labels) -> bool:

@@ -85,15 +85,11 @@ async def _find_service(client: AsyncClient) -> Service:
     """Return what the jobs and the mark of the namespace show."""
     now = datetime.now(UTC)
     namespace = client.namespace
-    jobs = [
-        job
-        for job in await jobs_of_namespace(client)
-        if job.created and since(job.created, now) > SEEN_AFTER and _is_ours(job)
-    ]
+    jobs = [job for job in await jobs_of_namespace(client) if _should_be_seen(job, now)]
     request = Request(Verb.GET, LEASES, namespace, names.INSTALLATION_LEASE)
     try:
         with client_errors():
-            lease = await client.api.read(request) or {}
+            lease = await client.api.read(request)
     except Rejected as error:
         if not is_forbidden(error):
             raise
@@ -105,11 +101,21 @@ async def _find_service(client: AsyncClient) -> Service:
         return Service(namespace, jobs)
     passed = since(renewed, now)
     lasts = timedelta(seconds=integer_or_zero(spec.get("leaseDurationSeconds")))
-    return Service(namespace, jobs, holder=holder, age=passed, is_fresh=passed < lasts)
+    return Service(
+        namespace,
+        jobs,
+        holder=holder,
+        age=passed,
+        is_fresh=passed < lasts,
+    )
 
 
-def _is_ours(job: DDPJob) -> bool:
-    return bool(job.spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER)
+def _should_be_seen(job: DDPJob, now: datetime) -> bool:
+    """Return True if an operator of this cluster has had the time to look at a job."""
+    if job.created is None or since(job.created, now) <= SEEN_AFTER:
+        return False
+    manager = job.spec.get("managedBy", names.CONTROLLER)
+    return bool(manager == names.CONTROLLER)
 
 
 def _describe_service(service: Service) -> Finding:
@@ -199,9 +205,10 @@ async def _check_lease(client: AsyncClient, deployment: Dict) -> Sequence[Findin
     for lease in leases:
         if lease["metadata"]["name"] not in wanted:
             continue
-        renewed = parse_time(child(lease, "spec").get("renewTime"))
+        spec = child(lease, "spec")
+        renewed = parse_time(spec.get("renewTime"))
         if renewed and datetime.now(UTC) - renewed < STALE_LEASE:
-            holder = str(child(lease, "spec").get("holderIdentity")).partition("_")[0]
+            holder, _, _ = str(spec.get("holderIdentity")).partition("_")
             return [Finding("Leader", f"{holder} leads")]
     advice = "its pods wait for the Lease, or cannot write it; see their logs"
     return [Finding("Leader", f"no operator in namespace {namespace} leads", advice)]

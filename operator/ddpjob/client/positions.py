@@ -69,14 +69,19 @@ class Positions:
         return [replace(job, position=self._position(job)) for job in jobs]
 
     def _position(self, job: DDPJob) -> Position | None:
-        found = self._found.get(LocalQueue(job.namespace, job.queue), {})
+        queue = LocalQueue(job.namespace, job.queue)
+        found = self._found.get(queue, {})
         return found.get(job.waiting_workload)
 
     async def _look(self, queues: Mapping[LocalQueue, Collection[str]]) -> None:
         asked = dict(islice(queues.items(), MAX_QUEUES))
-        answers = await asyncio.gather(*(self._ask(*one) for one in asked.items()))
-        pairs = zip(asked, answers, strict=True)
-        self._found = {queue: found for queue, found in pairs if found is not None}
+        looks = [self._ask(queue, workloads) for queue, workloads in asked.items()]
+        answers = await asyncio.gather(*looks)
+        found = {}
+        for queue, answer in zip(asked, answers, strict=True):
+            if answer is not None:
+                found[queue] = answer
+        self._found = found
 
     async def _ask(self, queue: LocalQueue, workloads: Collection[str]) -> Found | None:
         """Return the positions of Workloads in a queue, or None without an answer in time."""
@@ -87,16 +92,26 @@ class Positions:
                 for number in range(MAX_PAGES):
                     page = await self._page(queue, number)
                     found = {**(found or {}), **page}
-                    if len(page) < PAGE or found.keys() >= set(workloads):
+                    is_last = len(page) < PAGE
+                    if is_last or found.keys() >= set(workloads):
                         break
         return found
 
     async def _page(self, queue: LocalQueue, number: int) -> dict[str, Position]:
-        query = {"limit": str(PAGE), "offset": str(number * PAGE)}
+        query = {
+            "limit": str(PAGE),
+            "offset": str(number * PAGE),
+        }
         request = Request(
-            Verb.GET, PENDING_QUEUES, queue.namespace, queue.name, PENDING_WORKLOADS, query=query
+            Verb.GET,
+            PENDING_QUEUES,
+            queue.namespace,
+            queue.name,
+            PENDING_WORKLOADS,
+            query=query,
         )
-        return read_positions(await self._api.call(request), queue.namespace)
+        answer = await self._api.call(request)
+        return read_positions(answer, queue.namespace)
 
 
 def _queues_of(jobs: Sequence[DDPJob]) -> Mapping[LocalQueue, Collection[str]]:
@@ -104,5 +119,6 @@ def _queues_of(jobs: Sequence[DDPJob]) -> Mapping[LocalQueue, Collection[str]]:
     found = defaultdict(list)
     for job in jobs:
         if job.waiting_workload:
-            found[LocalQueue(job.namespace, job.queue)].append(job.waiting_workload)
+            queue = LocalQueue(job.namespace, job.queue)
+            found[queue].append(job.waiting_workload)
     return found

@@ -26,19 +26,22 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
     queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace)
     labels = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
     found = await list_if_allowed(client, WORKLOADS, client.namespace, labels) or ()
-    workloads = [one for one in map(read_workload, found) if one]
-    traps = find_traps(jobs, queues) if queues is not None else ()
-    return [*traps, *find_held(workloads)]
+    workloads = list(filter(None, map(read_workload, found)))
+    findings: list[Finding] = []
+    if queues is not None:
+        findings += find_traps(jobs, queues)
+    findings += find_held(workloads)
+    return findings
 
 
 def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
     """Yield a finding if a job waits for a queue in a cluster without Kueue."""
     waiting = [job for job in jobs if job.queue and not job.finished]
     if waiting:
-        found = (
-            f"job {waiting[0].name} has the queue {waiting[0].queue}, and Kueue is not installed"
-        )
-        yield Finding(SUBJECT, found, f"install Kueue, or remove the label {LABEL_QUEUE}", PAGE)
+        job = waiting[0]
+        found = f"job {job.name} has the queue {job.queue}, and Kueue is not installed"
+        advice = f"install Kueue, or remove the label {LABEL_QUEUE}"
+        yield Finding(SUBJECT, found, advice, PAGE)
 
 
 def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Finding]:
@@ -48,8 +51,10 @@ def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Findi
     for job in unfinished:
         if job.queue and job.queue not in known:
             found = f"job {job.name} waits for the LocalQueue {job.queue}, which does not exist"
-            wanted = f"choose one of {', '.join(sorted(known))}" if known else "create it"
-            yield Finding(SUBJECT, found, wanted, PAGE)
+            advice = "create it"
+            if known:
+                advice = f"choose one of {', '.join(sorted(known))}"
+            yield Finding(SUBJECT, found, advice, PAGE)
     if DEFAULT_QUEUE in known and any(not job.queue for job in unfinished):
         found = f"the LocalQueue {DEFAULT_QUEUE} also takes the pods of jobs without a queue"
         advice = f"give each job the label {LABEL_QUEUE}, or the LocalQueue another name"
@@ -60,7 +65,8 @@ def find_held(workloads: Sequence[Workload]) -> Iterator[Finding]:
     """Yield a finding if a deleted Workload waits for the operator."""
     held = [one for one in workloads if one.deleting and one.held]
     if held:
-        name, namespace = held[0].name, held[0].namespace
+        name = held[0].name
+        namespace = held[0].namespace
         patch = """--type merge --patch '{"metadata": {"finalizers": null}}'"""
         yield Finding(
             SUBJECT,

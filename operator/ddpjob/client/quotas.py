@@ -29,22 +29,28 @@ SCOPE = "NotTerminating"
 def unnamed_resources(quota: Dict, limit_ranges: Iterable[Dict]) -> Sequence[str]:
     """Return the resources required of each container and not set by a LimitRange."""
     spec = child(quota, "spec")
-    if not set(_scopes(spec)) <= {SCOPE}:
+    if any(scope != SCOPE for scope in _scopes(spec)):
         return ()
-    given = {name for one in limit_ranges for name in _defaults(one)}
-    wanted = {TO_NAME[key] for key in child(spec, "hard") if key in TO_NAME}
-    return sorted(wanted - given, reverse=True)
+    limits = child(spec, "hard")
+    wanted = {TO_NAME[key] for key in limits if key in TO_NAME}
+    for limit_range in limit_ranges:
+        wanted.difference_update(_defaults(limit_range))
+    return sorted(wanted, reverse=True)
 
 
 def _scopes(spec: Dict) -> Iterable[str]:
     yield from strings_or_empty(spec.get("scopes"))
-    for one in children(child(spec, "scopeSelector"), "matchExpressions"):
-        is_positive = one.get("operator") in ("Exists", "In")
-        yield str(one.get("scopeName")) if is_positive else ""
+    selector = child(spec, "scopeSelector")
+    for expression in children(selector, "matchExpressions"):
+        if expression.get("operator") in ("Exists", "In"):
+            yield str(expression.get("scopeName"))
+        else:
+            yield ""
 
 
 def _defaults(limit_range: Dict) -> Iterable[str]:
-    for item in children(child(limit_range, "spec"), "limits"):
+    spec = child(limit_range, "spec")
+    for item in children(spec, "limits"):
         if item.get("type") != "Container":
             continue
         for field, kind in DEFAULTS.items():

@@ -38,8 +38,13 @@ class Jobs(list[DDPJob]):
         # Imported late to keep commands quick.
         from ddpjob.show.jobs import job_table
 
-        several = len({job.namespace for job in self}) > 1
-        lines = job_table(self, {}, datetime.now(UTC), namespaces=several)
+        namespaces = {job.namespace for job in self}
+        lines = job_table(
+            self,
+            {},
+            datetime.now(UTC),
+            namespaces=len(namespaces) > 1,
+        )
         return "\n".join(line.plain for line in lines)
 
     def _repr_html_(self) -> str:
@@ -56,22 +61,32 @@ class JobReader:
     async def get(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Return a job. Raises NotFound."""
         place = namespace or self.namespace
+        read = Request(Verb.GET, JOBS, place, name)
         with client_errors():
-            body = await self.api.read(Request(Verb.GET, JOBS, place, name))
+            body = await self.api.read(read)
         if body is None:
             raise await self._not_found(name, place)
         return DDPJob.from_manifest(body)
 
-    async def list(self, *, namespace: str | None = None, all_namespaces: bool = False) -> Jobs:
+    async def list(
+        self,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+    ) -> Jobs:
         """Return the jobs of a namespace or of all namespaces, by their names."""
         place = None if all_namespaces else namespace or self.namespace
         with client_errors():
             found, _ = await list_objects(self.api, JOBS, place, {"limit": "250"})
-        jobs = [DDPJob.from_manifest(body) for body in found]
-        return Jobs(sorted(jobs, key=lambda job: (job.namespace, job.name)))
+        jobs = map(DDPJob.from_manifest, found)
+        return _by_name(jobs)
 
     async def watch(
-        self, name: str | None = None, *, namespace: str | None = None, all_namespaces: bool = False
+        self,
+        name: str | None = None,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
     ) -> AsyncGenerator[Jobs, None]:
         """Yield the jobs, and again after each change of one of them, for ever."""
         place = None if all_namespaces else namespace or self.namespace
@@ -89,7 +104,7 @@ class JobReader:
                     if what == "DELETED":
                         del jobs[job.uid]
                 if is_listed:
-                    yield Jobs(sorted(jobs.values(), key=lambda job: (job.namespace, job.name)))
+                    yield _by_name(jobs.values())
 
     async def pods(self, job: DDPJob, *, node: int | None = None) -> Sequence[Dict]:
         """Return the pods of a job or of one of its nodes, as the API server shows them."""
@@ -103,7 +118,11 @@ class JobReader:
         return [pod for pod in found if owner_of(pod) == job.identity]
 
     async def wait(
-        self, name: str, *, namespace: str | None = None, timeout: float | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        timeout: float | None = None,
     ) -> DDPJob:
         """Return the job once it is Complete or Failed. `timeout` is in seconds.
 
@@ -134,7 +153,11 @@ class JobReader:
         raise AssertionError("a watch has no end")
 
     async def follow(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+        self,
+        name: str,
+        choice: LogChoice = ALL_LINES,
+        *,
+        namespace: str | None = None,
     ) -> AsyncGenerator[Item, None]:
         """Yield the job after each change of it, and the lines of its pods, until it has finished.
 
@@ -151,30 +174,44 @@ class JobReader:
                     yield item
 
     async def logs(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+        self,
+        name: str,
+        choice: LogChoice = ALL_LINES,
+        *,
+        namespace: str | None = None,
     ) -> AsyncGenerator[LogLine, None]:
         """Yield what the pods of a job have written so far, in the order of time."""
         job = await self.get(name, namespace=namespace)
-        async with aclosing(self._lines(job, choice, await self.pods(job))) as lines:
+        pods = await self.pods(job)
+        async with aclosing(self._lines(job, choice, pods)) as lines:
             async for line in lines:
                 yield line
 
     async def _lines(
-        self, job: DDPJob, choice: LogChoice, pods: Iterable[Dict]
+        self,
+        job: DDPJob,
+        choice: LogChoice,
+        pods: Iterable[Dict],
     ) -> AsyncGenerator[LogLine, None]:
+        merged = merged_logs(self.api, pods, _resolved(choice, job))
         with client_errors():
-            async with aclosing(merged_logs(self.api, pods, _resolved(choice, job))) as lines:
+            async with aclosing(merged) as lines:
                 async for line in lines:
                     yield line
 
     async def metrics(
-        self, name: str, *, namespace: str | None = None, tail: int | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        tail: int | None = None,
     ) -> RunMetrics:
         """Return the events printed by the trainer of rank 0: losses, accuracies, speeds.
 
         `tail` limits how many lines of each log are read.
         """
-        return await self._metrics(await self.get(name, namespace=namespace), tail)
+        job = await self.get(name, namespace=namespace)
+        return await self._metrics(job, tail)
 
     async def _metrics(self, job: DDPJob, tail: int | None) -> RunMetrics:
         metrics = RunMetrics()
@@ -198,6 +235,10 @@ class JobReader:
             return NotFound(f"job {quoted(name)} not found; namespace {namespace} has no jobs")
         hint = did_you_mean(name, [job.name for job in jobs])
         return NotFound(f"job {quoted(name)} not found in namespace {namespace}{hint}")
+
+
+def _by_name(jobs: Iterable[DDPJob]) -> Jobs:
+    return Jobs(sorted(jobs, key=lambda job: (job.namespace, job.name)))
 
 
 def _resolved(choice: LogChoice, job: DDPJob) -> LogChoice:

@@ -43,15 +43,21 @@ class Client:
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="ddpjob-client", daemon=True
+            target=self._loop.run_forever,
+            name="ddpjob-client",
+            daemon=True,
         )
         self._thread.start()
         # A call before the loop runs would be taken for one after its end.
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result()
+        first = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        first.result()
+        connecting = AsyncClient.connect(
+            kubeconfig=kubeconfig,
+            context=context,
+            namespace=namespace,
+        )
         try:
-            self._client = self._run(
-                AsyncClient.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
-            )
+            self._client = self._run(connecting)
         except BaseException:
             self._stop()
             raise
@@ -111,17 +117,30 @@ class Client:
         """Return a job. Raises NotFound."""
         return self._run(self._client.get(name, namespace=namespace))
 
-    def list(self, *, namespace: str | None = None, all_namespaces: bool = False) -> Jobs:
+    def list(
+        self,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+    ) -> Jobs:
         """Return the jobs of a namespace or of all namespaces, by their names."""
-        return self._run(self._client.list(namespace=namespace, all_namespaces=all_namespaces))
+        work = self._client.list(namespace=namespace, all_namespaces=all_namespaces)
+        return self._run(work)
 
     def watch(
-        self, name: str | None = None, *, namespace: str | None = None, all_namespaces: bool = False
+        self,
+        name: str | None = None,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
     ) -> Generator[Jobs, None, None]:
         """Yield the jobs, and again after each change of one of them, for ever."""
-        return self._iterate(
-            self._client.watch(name, namespace=namespace, all_namespaces=all_namespaces)
+        changes = self._client.watch(
+            name,
+            namespace=namespace,
+            all_namespaces=all_namespaces,
         )
+        return self._iterate(changes)
 
     def pods(self, job: DDPJob, *, node: int | None = None) -> Sequence[Dict]:
         """Return the pods of a job or of one of its nodes, as the API server shows them."""
@@ -132,13 +151,18 @@ class Client:
         return self._run(self._client.progress(job, tail=tail))
 
     def wait(
-        self, name: str, *, namespace: str | None = None, timeout: float | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        timeout: float | None = None,
     ) -> DDPJob:
         """Return the job once it is Complete or Failed. `timeout` is in seconds.
 
         Raises WaitTimeout, or NotFound if it is deleted before.
         """
-        return self._run(self._client.wait(name, namespace=namespace, timeout=timeout))
+        work = self._client.wait(name, namespace=namespace, timeout=timeout)
+        return self._run(work)
 
     def watch_progress(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Show a progress bar, also in a notebook, until a job has finished. Return the job."""
@@ -164,45 +188,73 @@ class Client:
 
         Needs matplotlib from the extra `local`.
         """
-        return notebook.picture(name, self.metrics(name, namespace=namespace))
+        metrics = self.metrics(name, namespace=namespace)
+        return notebook.picture(name, metrics)
 
     def follow(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+        self,
+        name: str,
+        choice: LogChoice = ALL_LINES,
+        *,
+        namespace: str | None = None,
     ) -> Generator[Item, None, None]:
         """Yield the job after each change of it, and the lines of its pods, until it has finished.
 
         The lines are those of all nodes and attempts, unless `choice` limits them.
         """
-        return self._iterate(self._client.follow(name, choice, namespace=namespace))
+        items = self._client.follow(name, choice, namespace=namespace)
+        return self._iterate(items)
 
     def logs(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+        self,
+        name: str,
+        choice: LogChoice = ALL_LINES,
+        *,
+        namespace: str | None = None,
     ) -> Generator[LogLine, None, None]:
         """Yield what the pods of a job have written so far, in the order of time."""
-        return self._iterate(self._client.logs(name, choice, namespace=namespace))
+        lines = self._client.logs(name, choice, namespace=namespace)
+        return self._iterate(lines)
 
     def metrics(
-        self, name: str, *, namespace: str | None = None, tail: int | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        tail: int | None = None,
     ) -> RunMetrics:
         """Return the events printed by the trainer of rank 0: losses, accuracies, speeds.
 
         `tail` limits how many lines of each log are read.
         """
-        return self._run(self._client.metrics(name, namespace=namespace, tail=tail))
+        work = self._client.metrics(name, namespace=namespace, tail=tail)
+        return self._run(work)
 
-    def submit(self, job: DDPJob, *, namespace: str | None = None, dry_run: bool = False) -> DDPJob:
+    def submit(
+        self,
+        job: DDPJob,
+        *,
+        namespace: str | None = None,
+        dry_run: bool = False,
+    ) -> DDPJob:
         """Create a job, or change its mutable fields. Raises Rejected."""
-        return self._run(self._client.submit(job, namespace=namespace, dry_run=dry_run))
+        work = self._client.submit(job, namespace=namespace, dry_run=dry_run)
+        return self._run(work)
 
     def apply(
-        self, documents: Iterable[Dict], *, namespace: str | None = None, dry_run: bool = False
+        self,
+        documents: Iterable[Dict],
+        *,
+        namespace: str | None = None,
+        dry_run: bool = False,
     ) -> Sequence[Applied]:
         """Apply the documents of a manifest, of any kinds, by server-side apply.
 
         All are tried in a dry run first, so a mistake in one changes nothing. The job becomes the
         owner of its code's ConfigMap, so both are deleted together.
         """
-        return self._run(self._client.apply(documents, namespace=namespace, dry_run=dry_run))
+        work = self._client.apply(documents, namespace=namespace, dry_run=dry_run)
+        return self._run(work)
 
     def own_code(self, bodies: Sequence[Dict]) -> None:
         """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
@@ -222,11 +274,19 @@ class Client:
 
     def scale(self, name: str, nodes: int, *, namespace: str | None = None) -> DDPJob:
         """Change the number of nodes. A running job begins a new attempt with the new number."""
-        return self._run(self._client.scale(name, nodes, namespace=namespace))
+        work = self._client.scale(name, nodes, namespace=namespace)
+        return self._run(work)
 
-    def delete(self, name: str, *, namespace: str | None = None, wait: bool = True) -> DDPJob:
+    def delete(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        wait: bool = True,
+    ) -> DDPJob:
         """Delete a job with its pods, and return what it was. Its checkpoints stay."""
-        return self._run(self._client.delete(name, namespace=namespace, wait=wait))
+        work = self._client.delete(name, namespace=namespace, wait=wait)
+        return self._run(work)
 
     def restart(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Begin a running job's next attempt, or run a finished job again.
