@@ -19,15 +19,19 @@ from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.kube.errors import Unreachable
 
-# Seconds in which a healthy job must run, on a busy machine. A hanging create takes longer.
-SOON = 8
+# Seconds in which a healthy job must run, on a busy machine.
+SOON = 40
+# A hanging request takes longer.
+HANGING = 2 * SOON
 
 BAD_PODS = "/api/v1/namespaces/bad/pods"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Scale the times down."""
+    """Scale the times down, except for those of hanging requests."""
+    for name in ("CREATE_TIMEOUT", "SHORTEST_TIMEOUT", "LONGEST_TIMEOUT"):
+        monkeypatch.setattr(writer, name, HANGING)
     monkeypatch.setattr(slots, "LONGEST_LOAD", 0.1)
     monkeypatch.setattr(slots, "HANG_SECONDS", 1)
     monkeypatch.setattr(act, "FIRST_RETRY", 0.2)
