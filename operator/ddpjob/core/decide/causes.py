@@ -329,7 +329,9 @@ def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
 
 
 def _silent_peer_verdict(
-    failed: Sequence[Pod], silent: Sequence[Pod], obs: Observation
+    failed: Sequence[Pod],
+    silent: Sequence[Pod],
+    obs: Observation,
 ) -> Verdict | None:
     """Return the verdict if every failed pod has only lost a peer, and a pod has not ended.
 

@@ -72,7 +72,10 @@ def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode,
 
 
 def _since(
-    obs: Observation, name: str, known: UnreachableNode | None, now: datetime
+    obs: Observation,
+    name: str,
+    known: UnreachableNode | None,
+    now: datetime,
 ) -> UnreachableNode:
     """Return an unreachable node as the status keeps it. A removed node keeps its UID."""
     node = (obs.nodes or {}).get(name)

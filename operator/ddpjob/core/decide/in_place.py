@@ -29,7 +29,11 @@ SILENT_TIME = timedelta(seconds=120)
 
 
 def pods_that_stay(
-    obs: Observation, spec: Spec, cause: Cause, culprit: Pod | None, now: datetime
+    obs: Observation,
+    spec: Spec,
+    cause: Cause,
+    culprit: Pod | None,
+    now: datetime,
 ) -> tuple[Pod, ...]:
     """Return the pods of the current attempt to keep for the next one.
 

@@ -67,7 +67,10 @@ def lost_pods(obs: Observation) -> tuple[str, ...]:
 
 
 def count_failure(
-    obs: Observation, spec: Spec, verdict: Verdict, now: datetime
+    obs: Observation,
+    spec: Spec,
+    verdict: Verdict,
+    now: datetime,
 ) -> Observation | Plan:
     """Return the Observation with an ended attempt in its history, its budget and its back-off.
 

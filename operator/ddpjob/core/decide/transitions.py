@@ -30,7 +30,11 @@ from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 
 
 def begin_attempt(
-    obs: Observation, spec: Spec, attempt: int, now: datetime, kept: Sequence[Pod] = ()
+    obs: Observation,
+    spec: Spec,
+    attempt: int,
+    now: datetime,
+    kept: Sequence[Pod] = (),
 ) -> Status:
     """Return the status of a new attempt, with the nodes of the spec.
 

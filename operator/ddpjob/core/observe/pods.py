@@ -137,7 +137,9 @@ def read_pod(body: Dict) -> Pod | None:
 
 
 def _state_and_end(
-    metadata: Dict, status: Dict, container: Dict
+    metadata: Dict,
+    status: Dict,
+    container: Dict,
 ) -> tuple[TrainerState, Dict | None, Termination]:
     """Return the state of the trainer, the end of it or of an init container, and its words."""
     if "terminated" not in container:
