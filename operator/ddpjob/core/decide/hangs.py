@@ -5,15 +5,23 @@ many scripts only rank 0 writes, so all are asked, and the gang hangs only if no
 Then the agents of all pods write the stacks of their ranks.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from math import inf
 
 from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import Heartbeat
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Assign
+
+# The age of a heartbeat in the report on a hang.
+AGE = re.compile(r"no heartbeat for (\d{1,9}) s")
 
 
 def running_pods(obs: Observation) -> tuple[Pod, ...]:
@@ -129,3 +137,63 @@ def are_to_come(obs: Observation, now: datetime, until: datetime) -> bool:
     if now >= until:
         return False
     return any(can_dump(obs, pod) for pod in running_pods(obs))
+
+
+def hang_verdict(obs: Observation) -> Verdict:
+    """Return the verdict on a hung gang, with the probable culprit's rank."""
+    hung = [pod for pod in obs.current if pod.hang and pod.failed]
+    stacks: dict[int, Sequence[Frame]] = {}
+    pods: dict[int, Pod] = {}
+    steps: dict[int, int] = {}
+    for each in hung:
+        for rank, stack in read_stacks(each.message).items():
+            stacks[rank] = stack
+            pods[rank] = each
+    for rank, each in pods.items():
+        if obs.attempt in each.steps:
+            _, last_step = each.steps[obs.attempt]
+            steps[rank] = last_step
+    culprit = find_culprit(stacks, steps)
+    longest = max(map(_exception_of, hung), key=_age_in)
+    if culprit:
+        first = culprit.ranks[0]
+        why = [culprit.message, *_lines_of_rank(first, pods[first])]
+        return _hang_of(pods[first], longest, why, first)
+    why = _report_lines(hung[0])
+    if len(stacks) > 1:
+        why.insert(0, "no rank stands out")
+    return _hang_of(hung[0], longest, why, None)
+
+
+def _hang_of(pod: Pod, exception: str, why: Sequence[str], rank: int | None) -> Verdict:
+    sentences = [f"pod {pod.name} hangs: {exception}", *why]
+    message = "; ".join(filter(None, sentences))
+    return Verdict(
+        Cause.HANG,
+        Reason.HANG,
+        message,
+        pod.index,
+        pod,
+        rank,
+        pod.exit_code,
+    )
+
+
+def _report_lines(pod: Pod) -> list[str]:
+    """Return the lines about stacks in the report of a hung pod. The exception is its last line."""
+    return pod.message.splitlines()[:-1]
+
+
+def _lines_of_rank(rank: int, pod: Pod) -> list[str]:
+    return [line for line in _report_lines(pod) if line.startswith(f"rank {rank}: ")]
+
+
+def _exception_of(pod: Pod) -> str:
+    lines = pod.message.splitlines()
+    return lines[-1] if lines else ""
+
+
+def _age_in(exception: str) -> int:
+    """Return the age of the last heartbeat in the report of a pod, or -1 if it has none."""
+    found = AGE.search(exception)
+    return int(found[1]) if found else -1

@@ -22,13 +22,14 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status, UsedBudget, starting_seconds
 from ddpjob.core.decide.budget import count_restart, kept_backoff
-from ddpjob.core.decide.causes import Verdict, certain_verdict
+from ddpjob.core.decide.causes import certain_verdict
 from ddpjob.core.decide.deletions import delete_all_unfinished
 from ddpjob.core.decide.describe import stop_running, with_status
 from ddpjob.core.decide.gangs import pods_with_room
 from ddpjob.core.decide.hopeless import PASSING, failure_of, hopeless_ending, may_repeat
 from ddpjob.core.decide.in_place import pods_that_stay
 from ddpjob.core.decide.transitions import begin_attempt, fail, grace_of, record, with_ended_attempt
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 

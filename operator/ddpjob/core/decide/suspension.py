@@ -9,7 +9,7 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import PodCounts, Status
 from ddpjob.core.decide.budget import kept_backoff
-from ddpjob.core.decide.causes import Verdict, certain_verdict
+from ddpjob.core.decide.causes import certain_verdict
 from ddpjob.core.decide.dead_nodes import describe_wait
 from ddpjob.core.decide.deletions import delete_all_unfinished
 from ddpjob.core.decide.describe import describe, describe_pods, stop_running, with_status
@@ -22,6 +22,7 @@ from ddpjob.core.decide.transitions import (
     why_resumed,
     with_ended_attempt,
 )
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Finding, Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 
