@@ -131,11 +131,7 @@ def _plain_codec(hint: Any, declared: Entry) -> Codec:
 
 def _part_codec(form: "Form") -> Codec:
     own, _ = form.properties()
-    described = {
-        "type": "object",
-        **form.required(),
-        "properties": own,
-    }
+    described = {"type": "object", **form.required(), "properties": own}
 
     def read_part(value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -210,13 +206,7 @@ def _list_codec(one: Codec, declared: Entry) -> Codec:
     def write_list(items: Sequence[Any]) -> list[Any]:
         return [*map(write_one, items)] if write_one else [*items]
 
-    return Codec(
-        read_list,
-        write_list,
-        described,
-        form=one.form,
-        is_list=True,
-    )
+    return Codec(read_list, write_list, described, one.form, is_list=True)
 
 
 def _mapping_codec(one: Codec) -> Codec:

@@ -85,8 +85,11 @@ def read_pod(body: Dict) -> Pod | None:
         return None
     name = str(metadata.get("name", ""))
     spec = child(body, "spec")
-    told, container = _assignment(metadata), _trainer_container(status)
+    assignment = _assignment(metadata)
+    container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
+    is_pending = state is TrainerState.PENDING
+    has_succeeded = state is TrainerState.SUCCEEDED
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -97,12 +100,12 @@ def read_pod(body: Dict) -> Pod | None:
         node_name=str(spec.get("nodeName") or ""),
         address=str(status.get("podIP") or ""),
         agent=_agent(spec),
-        held=told.get("start") is False,
-        dumps=told.get("dump") is True,
+        held=assignment.get("start") is False,
+        dumps=assignment.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
-        sets_up=state is TrainerState.RUNNING and _trainer_status(status).get("started") is False,
-        creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
+        sets_up=state is TrainerState.RUNNING and _is_starting_up(status),
+        creating_since=_creating_since(status) if is_pending else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
         deletion_deadline=_deletion_deadline(metadata),
@@ -110,16 +113,16 @@ def read_pod(body: Dict) -> Pod | None:
         running_since=parse_time(child(container, "running").get("startedAt")),
         looks_lost=_looks_lost(status),
         gated=_schedule_condition(status).get("reason") == GATED,
-        has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
+        has_claims=_has_claims(spec),
         tolerated=_tolerated(spec),
         requests=read_requests(spec),
         placement=read_placement(spec),
         priority=integer_or_zero(spec.get("priority")),
         group=group_of_pod(body),
         place=selector_of_place(body),
-        disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
+        disruption=None if has_succeeded else _disruption(body, end),
         own_limit=_own_limit(status),
-        blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,
+        blocked=_blocked(spec, status, container) if is_pending else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=_exit_reason(end or {}, termination),
         message=termination.text,
@@ -184,17 +187,27 @@ def _agent(spec: Dict) -> str:
     return ""
 
 
+def _has_claims(spec: Dict) -> bool:
+    volumes = children(spec, "volumes")
+    return any("persistentVolumeClaim" in volume for volume in volumes)
+
+
 def _ready_since(status: Dict) -> str:
     ready = _condition(status, "Ready")
-    return str(ready.get("lastTransitionTime", "")) if ready.get("status") == "True" else ""
+    if ready.get("status") != "True":
+        return ""
+    return str(ready.get("lastTransitionTime", ""))
 
 
 def _creating_since(status: Dict) -> datetime | None:
     """Return since when a pod has had a node, if its kubelet has not created a container yet."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in children(status, kind):
+            is_created = "waiting" not in child(container, "state")
+            if is_created:
+                return None
     scheduled = _condition(status, "PodScheduled")
-    statuses = (*children(status, "initContainerStatuses"), *children(status, "containerStatuses"))
-    has_one = any("waiting" not in child(container, "state") for container in statuses)
-    if has_one or scheduled.get("status") != "True":
+    if scheduled.get("status") != "True":
         return None
     return parse_time(scheduled.get("lastTransitionTime"))
 
@@ -206,8 +219,16 @@ def _is_ready(metadata: Dict, status: Dict) -> bool:
     condition of the pod depends on its sidecars too, so it decides nothing else.
     """
     before = child(metadata, "annotations").get(names.ANNOTATION_READY_BEFORE)
-    is_old = bool(before) and before == _ready_since(status)
-    return bool(_trainer_status(status).get("ready")) and not is_old
+    if before and before == _ready_since(status):
+        return False
+    trainer = _trainer_status(status)
+    return bool(trainer.get("ready"))
+
+
+def _is_starting_up(status: Dict) -> bool:
+    """Return True if the trainer has a startup probe, and it has not succeeded."""
+    trainer = _trainer_status(status)
+    return trainer.get("started") is False
 
 
 def _trainer_status(status: Dict) -> Dict:
@@ -225,8 +246,8 @@ def _trainer_container(status: Dict) -> Dict:
 
 def _trainer_state(phase: Any, container: Dict) -> TrainerState:
     if "terminated" in container:
-        succeeded = child(container, "terminated").get("exitCode") == 0
-        return TrainerState.SUCCEEDED if succeeded else TrainerState.FAILED
+        exit_code = child(container, "terminated").get("exitCode")
+        return TrainerState.SUCCEEDED if exit_code == 0 else TrainerState.FAILED
     if phase in ("Failed", "Succeeded"):
         # The end of the trainer was never reported: the pod was refused, evicted or lost.
         return TrainerState.FAILED
@@ -236,7 +257,9 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
 def _exit_reason(end: Dict, termination: Termination) -> str:
     """Return a kubelet's reason for the end of a container, or SETUP_FAILED for a failed setup."""
     reason = str(end.get("reason") or "")
-    return SETUP_FAILED if termination.setup and reason != OOM_KILLED else reason
+    if termination.setup and reason != OOM_KILLED:
+        return SETUP_FAILED
+    return reason
 
 
 def _finished(end: Dict) -> datetime | None:
@@ -255,21 +278,30 @@ def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
     for container in children(status, "initContainerStatuses"):
         end = child(child(container, "state"), "terminated")
         if end.get("exitCode"):
-            name = container.get("name")
-            line = last_line(str(end.get("message") or ""))
-            why = str(end.get("reason") or f"exit code {end['exitCode']}")
-            if not line or why == OOM_KILLED:
-                pod = f"{metadata.get('name')} -c {name}"
-                line = f"{why} (its log: kubectl -n {metadata.get('namespace')} logs {pod})"
-            message = f"init container {name}: {line}"
-            reason = end.get("reason") if _is_lost(end) else INIT_FAILED
-            return {**end, "reason": reason, "message": message}
+            name = str(container.get("name"))
+            words = _init_words(metadata, name, end)
+            return {
+                **end,
+                "reason": end.get("reason") if _is_lost(end) else INIT_FAILED,
+                "message": f"init container {name}: {words}",
+            }
     return None
+
+
+def _init_words(metadata: Dict, name: str, end: Dict) -> str:
+    line = last_line(str(end.get("message") or ""))
+    why = str(end.get("reason") or f"exit code {end['exitCode']}")
+    if line and why != OOM_KILLED:
+        return line
+    namespace = metadata.get("namespace")
+    pod = metadata.get("name")
+    return f"{why} (its log: kubectl -n {namespace} logs {pod} -c {name})"
 
 
 def _is_removed(metadata: Dict) -> bool:
     """Return True if the pod was deleted by force, and only a finalizer keeps the object."""
-    return "deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0
+    grace = metadata.get("deletionGracePeriodSeconds")
+    return "deletionTimestamp" in metadata and grace == 0
 
 
 def _is_released(status: Dict, end: Dict | None) -> bool:
@@ -285,7 +317,8 @@ def _sidecars_run(status: Dict) -> bool:
     """
     for container in children(status, "containerStatuses"):
         is_sidecar = container.get("name") != names.TRAINER
-        if is_sidecar and "terminated" not in child(container, "state"):
+        has_ended = "terminated" in child(container, "state")
+        if is_sidecar and not has_ended:
             return True
     return False
 
@@ -338,7 +371,9 @@ def _with_words(message: str, words: Any) -> str:
 
 def _is_lost(end: Dict) -> bool:
     reason = end.get("reason")
-    return reason == LOST_REASON or (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
+    if reason == LOST_REASON:
+        return True
+    return (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
 
 
 def _own_limit(status: Dict) -> Finding | None:
@@ -365,15 +400,21 @@ def _looks_lost(status: Dict) -> bool:
 
 def _tolerated(spec: Dict) -> tuple[str, ...]:
     """Return the keys of the taints tolerated by a pod, without those added by Kubernetes."""
-    keys = [str(toleration.get("key") or "") for toleration in children(spec, "tolerations")]
-    return tuple(key for key in keys if not key.startswith("node.kubernetes.io/"))
+    tolerated = []
+    for toleration in children(spec, "tolerations"):
+        key = str(toleration.get("key") or "")
+        if not key.startswith("node.kubernetes.io/"):
+            tolerated.append(key)
+    return tuple(tolerated)
 
 
 def _deletion_deadline(metadata: Dict) -> datetime | None:
     """Return the end of the grace period of a pod under deletion, or None for another pod."""
     deadline = metadata.get("deletionTimestamp")
+    if not deadline:
+        return None
     # An unreadable deadline is the last moment: the pod is being deleted, and not overdue.
-    return (parse_time(deadline) or LAST_MOMENT) if deadline else None
+    return parse_time(deadline) or LAST_MOMENT
 
 
 def _deletion_time(metadata: Dict) -> datetime | None:
@@ -408,7 +449,8 @@ def _blocked(spec: Dict, status: Dict, container: Dict) -> Finding | None:
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:
-            return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
+            message = f"init container {init.get('name')}: {finding.message}"
+            return Finding(finding.reason, message)
     return _waiting(container)
 
 
