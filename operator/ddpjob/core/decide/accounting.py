@@ -48,7 +48,12 @@ def _is_active(status: Status) -> bool:
     return not status.finished and not status.has(Condition.SUSPENDED)
 
 
-def _add(seconds: dict[str, int], activity: str, started: datetime, now: datetime) -> None:
+def _add(
+    seconds: dict[str, int],
+    activity: str,
+    started: datetime,
+    now: datetime,
+) -> None:
     passed = now - started
     before = seconds.get(activity, 0)
     seconds[activity] = before + round(passed.total_seconds())

@@ -83,7 +83,12 @@ def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     return tuple(Delete(pod.name, pod.uid) for pod in ended)
 
 
-def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> tuple[Delete, ...]:
+def clean_up(
+    obs: Observation,
+    spec: Spec,
+    grace: int | None,
+    now: datetime,
+) -> tuple[Delete, ...]:
     """Delete the pods of a finished job, as its cleanPodPolicy says."""
     policy = spec.lifecycle.clean_pods
     if policy is CleanPodPolicy.NONE:

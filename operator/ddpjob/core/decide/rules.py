@@ -150,7 +150,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     )
 
 
-def _has_new_deadline(before: Observation, after: Observation, spec: Spec, now: datetime) -> bool:
+def _has_new_deadline(
+    before: Observation,
+    after: Observation,
+    spec: Spec,
+    now: datetime,
+) -> bool:
     """Return True if a deadline is over by a change of this look itself.
 
     A deadline already over before this look is no reason for another look at once.
