@@ -77,6 +77,7 @@ INIT_FAILED = "InitFailed"
 def read_pod(body: Dict) -> Pod | None:
     """Read a pod of a job. Return None if its labels name no attempt or no index."""
     metadata = child(body, "metadata")
+    spec = child(body, "spec")
     status = child(body, "status")
     labels = child(metadata, "labels")
     attempt = str(labels.get(names.LABEL_ATTEMPT, ""))
@@ -84,12 +85,8 @@ def read_pod(body: Dict) -> Pod | None:
     if not attempt.isdecimal() or not index.isdecimal():
         return None
     name = str(metadata.get("name", ""))
-    spec = child(body, "spec")
-    assignment = _assignment(metadata)
-    container = _trainer_container(status)
+    told, container = _assignment(metadata), _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
-    is_pending = state is TrainerState.PENDING
-    has_succeeded = state is TrainerState.SUCCEEDED
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -100,12 +97,12 @@ def read_pod(body: Dict) -> Pod | None:
         node_name=str(spec.get("nodeName") or ""),
         address=str(status.get("podIP") or ""),
         agent=_agent(spec),
-        held=assignment.get("start") is False,
-        dumps=assignment.get("dump") is True,
+        held=told.get("start") is False,
+        dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
         sets_up=state is TrainerState.RUNNING and _is_starting_up(status),
-        creating_since=_creating_since(status) if is_pending else None,
+        creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
         deletion_deadline=_deletion_deadline(metadata),
@@ -120,9 +117,9 @@ def read_pod(body: Dict) -> Pod | None:
         priority=integer_or_zero(spec.get("priority")),
         group=group_of_pod(body),
         place=selector_of_place(body),
-        disruption=None if has_succeeded else _disruption(body, end),
+        disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
-        blocked=_blocked(spec, status, container) if is_pending else None,
+        blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=_exit_reason(end or {}, termination),
         message=termination.text,
