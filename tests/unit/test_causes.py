@@ -30,7 +30,8 @@ from builders import (
 )
 
 from ddpjob.core.api.names import Cause
-from ddpjob.core.decide.causes import Undecided, Verdict, judge
+from ddpjob.core.decide.causes import Undecided, judge
+from ddpjob.core.decide.verdict import Verdict
 
 GONE = "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed"
 

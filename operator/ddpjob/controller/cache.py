@@ -42,8 +42,12 @@ class KeptJob:
 
     @classmethod
     def pack(cls, job: Job) -> "KeptJob":
-        text = zlib.compress(pickle.dumps(job.for_decisions()), level=1)
-        return cls((job.namespace, job.name), sys.intern(job.status.phase), text)
+        pickled = pickle.dumps(job.for_decisions())
+        return cls(
+            key=(job.namespace, job.name),
+            phase=sys.intern(job.status.phase),
+            packed=zlib.compress(pickled, level=1),
+        )
 
     def unpack(self) -> Job:
         return _unpack(self.packed)
@@ -53,7 +57,8 @@ class KeptJob:
 @lru_cache(maxsize=128)
 def _unpack(packed: bytes) -> Job:
     # Only `pack` makes these bytes, so loading them is safe.
-    job: Job = pickle.loads(zlib.decompress(packed))
+    pickled = zlib.decompress(packed)
+    job: Job = pickle.loads(pickled)
     return job
 
 
@@ -61,7 +66,8 @@ SeenJob = Seen[KeptJob]
 
 
 def identity_of(job: SeenJob) -> Identity:
-    return Identity(*job.value.key, job.uid)
+    namespace, name = job.value.key
+    return Identity(namespace, name, job.uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +87,29 @@ def key_of(job: Identity) -> Key:
 
 
 def key_of_job(body: Dict) -> Key:
-    return namespace_of(body), str(body["metadata"]["name"])
+    name = body["metadata"]["name"]
+    return namespace_of(body), str(name)
 
 
 def key_of_pod(body: Dict) -> Key:
     """Return the key of the job in a pod's label. It is only a hint: any pod can have the label."""
     labels = body["metadata"].get("labels") or {}
-    return namespace_of(body), str(labels.get(names.LABEL_JOB, ""))
+    name = labels.get(names.LABEL_JOB, "")
+    return namespace_of(body), str(name)
 
 
 def _read_job(body: Dict) -> KeptJob:
-    return KeptJob.pack(Job.from_dict(body))
+    job = Job.from_dict(body)
+    return KeptJob.pack(job)
 
 
 def _read_owned_pod(body: Dict) -> OwnedPod | None:
     """Return None for a pod without an owner, as after `kubectl delete --cascade=orphan`."""
     owner = owner_of(body)
-    pod = read_pod(body) if owner else None
-    return OwnedPod(pod, owner) if pod and owner else None
+    if not owner:
+        return None
+    pod = read_pod(body)
+    return OwnedPod(pod, owner) if pod else None
 
 
 @dataclass
@@ -151,24 +162,31 @@ class Pods(Store[OwnedPod]):
 
     def _add(self, seen: Seen[OwnedPod]) -> None:
         owned = seen.value
-        self.by_owner.setdefault(owned.owner, {})[seen.uid] = owned.pod
+        siblings = self.by_owner.setdefault(owned.owner, {})
+        siblings[seen.uid] = owned.pod
         self.owners[owned.key].add(owned.owner)
-        if owned.pod.node_name:
-            self.by_node[owned.pod.node_name][seen.uid] = owned.key
+        node_name = owned.pod.node_name
+        if node_name:
+            self.by_node[node_name][seen.uid] = owned.key
 
     def _remove(self, seen: Seen[OwnedPod]) -> None:
         owned = seen.value
-        on_node = self.by_node.get(owned.pod.node_name, {})
+        node_name = owned.pod.node_name
+        on_node = self.by_node.get(node_name, {})
         on_node.pop(seen.uid, None)
         if not on_node:
-            self.by_node.pop(owned.pod.node_name, None)
+            self.by_node.pop(node_name, None)
         siblings = self.by_owner[owned.owner]
         del siblings[seen.uid]
         if not siblings:
-            del self.by_owner[owned.owner]
-            self.owners[owned.key].discard(owned.owner)
-            if not self.owners[owned.key]:
-                del self.owners[owned.key]
+            self._remove_owner(owned)
+
+    def _remove_owner(self, owned: OwnedPod) -> None:
+        del self.by_owner[owned.owner]
+        owners = self.owners[owned.key]
+        owners.discard(owned.owner)
+        if not owners:
+            del self.owners[owned.key]
 
 
 Owned = TypeVar("Owned", Workload, PodGroup)
@@ -181,18 +199,20 @@ class OfJobs(Store[Owned]):
     by_key: dict[Key, dict[str, Owned]] = field(default_factory=lambda: defaultdict(dict))
 
     def _add(self, seen: Seen[Owned]) -> None:
-        self.by_key[_key_of_owner(seen.value)][seen.uid] = seen.value
+        key = _key_of_owner(seen.value)
+        self.by_key[key][seen.uid] = seen.value
 
     def _remove(self, seen: Seen[Owned]) -> None:
         key = _key_of_owner(seen.value)
-        del self.by_key[key][seen.uid]
-        if not self.by_key[key]:
+        siblings = self.by_key[key]
+        del siblings[seen.uid]
+        if not siblings:
             del self.by_key[key]
 
     def of(self, job: Identity) -> tuple[Owned, ...]:
         """Return the objects of a job, without those of another job of the same name."""
-        found = self.by_key.get(key_of(job), {}).values()
-        return tuple(one for one in found if one.job_uid == job.uid)
+        by_uid = self.by_key.get(key_of(job), {})
+        return tuple(one for one in by_uid.values() if one.job_uid == job.uid)
 
 
 @dataclass
@@ -205,13 +225,15 @@ class DefaultQueues(Store[bool]):
         self.by_namespace[seen.namespace].add(seen.uid)
 
     def _remove(self, seen: Seen[bool]) -> None:
-        self.by_namespace[seen.namespace].discard(seen.uid)
-        if not self.by_namespace[seen.namespace]:
+        queues = self.by_namespace[seen.namespace]
+        queues.discard(seen.uid)
+        if not queues:
             del self.by_namespace[seen.namespace]
 
 
 def _is_there(body: Dict) -> bool | None:
-    return None if body["metadata"].get("deletionTimestamp") else True
+    is_deleting = bool(body["metadata"].get("deletionTimestamp"))
+    return None if is_deleting else True
 
 
 def _key_of_owner(owned: Workload | PodGroup) -> Key:
@@ -225,13 +247,15 @@ class Nodes(Store[Node]):
     by_name: dict[str, Node] = field(default_factory=dict)
 
     def _add(self, seen: Seen[Node]) -> None:
-        self.by_name[seen.value.name] = seen.value
+        node = seen.value
+        self.by_name[node.name] = node
 
     def _remove(self, seen: Seen[Node]) -> None:
+        name = seen.value.name
+        known = self.by_name.get(name)
         # Another node may have registered under the name by now.
-        known = self.by_name.get(seen.value.name)
         if known and known.uid == seen.uid:
-            del self.by_name[seen.value.name]
+            del self.by_name[name]
 
     def correct(self, name: str, body: Dict | None) -> Node | None:
         """Store the node of a name as it was just read, or its absence, and return it.
@@ -240,10 +264,16 @@ class Nodes(Store[Node]):
         """
         if body is not None:
             self.restore(body)
-            self.by_name[name] = self.objects[uid_of(body)].value
+            seen = self.objects[uid_of(body)]
+            self.by_name[name] = seen.value
         elif name in self.by_name:
-            self.drop(self.by_name.pop(name).uid)
+            gone = self.by_name.pop(name)
+            self.drop(gone.uid)
         return self.by_name.get(name)
+
+
+def _pod_group_stores() -> Mapping[str, OfJobs[PodGroup]]:
+    return {backend: OfJobs(read_pod_group) for backend in POD_GROUPS}
 
 
 @dataclass
@@ -257,22 +287,29 @@ class Cache:
     # Of each LocalQueue for jobs without a queue, only its existence is kept.
     default_queues: DefaultQueues = field(default_factory=lambda: DefaultQueues(_is_there))
     # By the names of their backends. Each kind has versions of its own.
-    pod_groups: Mapping[str, OfJobs[PodGroup]] = field(
-        default_factory=lambda: {name: OfJobs(read_pod_group) for name in POD_GROUPS}
-    )
+    pod_groups: Mapping[str, OfJobs[PodGroup]] = field(default_factory=_pod_group_stores)
 
     @property
     def stores(self) -> Mapping[Kind, Store[Any]]:
-        return {JOBS: self.jobs, PODS: self.pods, NODES: self.nodes}
+        return {
+            JOBS: self.jobs,
+            PODS: self.pods,
+            NODES: self.nodes,
+        }
 
     def keys_of(self, kind: Kind, body: Dict) -> Iterable[Key]:
         """Return the keys of the jobs to look at after a change of an object."""
         if kind == JOBS:
             return (key_of_job(body),)
         if kind == PODS:
+            keys = {key_of_pod(body)}
             owner = owner_of(body)
-            return {key_of_pod(body), key_of(owner)} if owner else {key_of_pod(body)}
-        return set(self.pods.by_node.get(body["metadata"]["name"], {}).values())
+            if owner:
+                keys.add(key_of(owner))
+            return keys
+        node_name = body["metadata"]["name"]
+        on_node = self.pods.by_node.get(node_name, {})
+        return set(on_node.values())
 
     @staticmethod
     def key_of_owned(body: Dict) -> Key | None:
@@ -284,36 +321,57 @@ class Cache:
         return self.workloads.of(job)
 
     def pod_groups_of(self, job: Identity) -> tuple[PodGroup, ...]:
-        return tuple(group for store in self.pod_groups.values() for group in store.of(job))
+        groups: list[PodGroup] = []
+        for store in self.pod_groups.values():
+            groups += store.of(job)
+        return tuple(groups)
 
     def workload_of(self, job: Job) -> Workload | None:
         """Return the Workload of the job's present place, or None."""
         name = workload_name(job.name, job.uid, job.status.place.number)
-        return next((one for one in self.workloads_of(job.identity) if one.name == name), None)
+        for workload in self.workloads_of(job.identity):
+            if workload.name == name:
+                return workload
+        return None
 
     def orphans_of(self, key: Key) -> list[Workload]:
         """Return the Workloads of removed jobs of this name."""
         seen = self.job(key)
         uid = seen.uid if seen else ""
-        found = self.workloads.by_key.get(key, {}).values()
-        return [one for one in found if one.job_uid != uid and one.held]
+        by_uid = self.workloads.by_key.get(key, {})
+        others = [one for one in by_uid.values() if one.job_uid != uid]
+        return [one for one in others if one.held]
 
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)
 
     def older_gang_of(self, job: Job, refusal: Refusal | None) -> OlderGang | None:
         """Return the older job to give way to, if any, and remember what `job` lacks."""
-        gang = read_gang(job, self.pods_of(job.identity), refusal)
-        self.jobs.contests.see(gang)
+        contests = self.jobs.contests
+        pods = self.pods_of(job.identity)
+        gang = read_gang(job, pods, refusal)
+        contests.see(gang)
+        contender = contests.in_the_way_of(gang)
+        return older_gang(job, contender, self._yielded_to(job))
+
+    def _yielded_to(self, job: Job) -> Job | None:
+        """Return the job for which `job` has given its pods back, or None."""
         yielding = job.status.attempt.yielding
-        older = self.jobs.objects.get(yielding.to) if yielding else None
-        yielded_to = older.value.unpack() if older else None
-        return older_gang(job, self.jobs.contests.in_the_way_of(gang), yielded_to)
+        if not yielding:
+            return None
+        older = self.jobs.objects.get(yielding.to)
+        return older.value.unpack() if older else None
 
     def pods_of(self, job: Identity) -> list[Pod]:
-        return list(self.pods.by_owner.get(job, {}).values())
+        by_uid = self.pods.by_owner.get(job, {})
+        return list(by_uid.values())
 
     def pods_of_earlier_jobs(self, job: Identity) -> list[Pod]:
         """Return the running pods of other jobs of the same name."""
-        owners = self.pods.owners.get(key_of(job), set()) - {job}
-        return [pod for owner in owners for pod in self.pods_of(owner) if not pod.released]
+        owners = self.pods.owners.get(key_of(job), set())
+        running = []
+        for owner in owners - {job}:
+            for pod in self.pods_of(owner):
+                if not pod.released:
+                    running.append(pod)
+        return running

@@ -24,11 +24,17 @@ Sample = tuple[str, tuple[str, ...], float]
 def _samples(job: Job) -> Iterator[Sample]:
     """Yield (family, labels, value) of a job."""
     status = job.status
-    yield "info", (job.spec.accelerator if job.spec else "",), 1
-    yield "phase", (status.phase or str(Phase.PENDING),), 1
-    yield "restarts", ("failures",), status.budget.failures
-    yield "restarts", ("disruptions",), status.budget.disruptions
-    yield "restarts", ("announced",), status.budget.announced
+    accelerator = job.spec.accelerator if job.spec else ""
+    phase = status.phase or str(Phase.PENDING)
+    restarts = {
+        "failures": status.budget.failures,
+        "disruptions": status.budget.disruptions,
+        "announced": status.budget.announced,
+    }
+    yield "info", (accelerator,), 1
+    yield "phase", (phase,), 1
+    for kind, count in restarts.items():
+        yield "restarts", (kind,), count
     if status.attempt.number is not None:
         yield "attempt", (), status.attempt.number
         yield "nodes", ("desired",), status.pods.desired
@@ -38,11 +44,14 @@ def _samples(job: Job) -> Iterator[Sample]:
         yield "activity_seconds", (activity,), passed
     # A job before its first training, or a finished one, has no goodput to watch.
     if Activity.TRAINING in seconds and not status.finished:
-        yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
+        training = seconds[Activity.TRAINING]
+        total = sum(seconds.values())
+        yield "goodput_ratio", (), training / max(1, total)
     for cause, ended in _last_ends(status):
         yield "attempt_end_timestamp_seconds", (cause,), ended.timestamp()
-    if status.completion_time:
-        yield "completion_timestamp_seconds", (), status.completion_time.timestamp()
+    completed = status.completion_time
+    if completed:
+        yield "completion_timestamp_seconds", (), completed.timestamp()
 
 
 def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
@@ -65,23 +74,31 @@ async def text_of(jobs: Iterable[KeptJob]) -> str:
         if number % PART == PART - 1:
             await asyncio.sleep(0)
         job = kept.unpack()
-        for name, values, value in _samples(job):
-            lines[name].append(_line(name, (job.namespace, job.name, *values), value))
-    return "".join(_family(name, lines[name]) for name in EACH_JOB)
+        for name, own_values, value in _samples(job):
+            values = (job.namespace, job.name, *own_values)
+            line = _line(name, values, value)
+            lines[name].append(line)
+    families = [_family(name, lines[name]) for name in EACH_JOB]
+    return "".join(families)
 
 
 def _family(name: str, lines: Iterable[str]) -> str:
     full_name = f"ddpjob_job_{name}"
-    return f"# HELP {full_name} {EACH_JOB[name].text}\n# TYPE {full_name} gauge\n{''.join(lines)}"
+    help_line = f"# HELP {full_name} {EACH_JOB[name].text}\n"
+    type_line = f"# TYPE {full_name} gauge\n"
+    return help_line + type_line + "".join(lines)
 
 
 def _line(name: str, values: Iterable[str], value: float) -> str:
-    labels = ("namespace", "ddpjob", *EACH_JOB[name].labels)
-    pairs = sorted(zip(labels, values, strict=True))
-    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs)
-    return f"ddpjob_job_{name}{{{text}}} {float(value)}\n"
+    names = ("namespace", "ddpjob", *EACH_JOB[name].labels)
+    pairs = sorted(zip(names, values, strict=True))
+    labels = [f'{label}="{_escaped(text)}"' for label, text in pairs]
+    listed = ",".join(labels)
+    return f"ddpjob_job_{name}{{{listed}}} {float(value)}\n"
 
 
 def _escaped(text: str) -> str:
     """Return the value of a label. Somebody may have changed a status."""
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    text = text.replace("\\", r"\\")
+    text = text.replace("\n", r"\n")
+    return text.replace('"', r"\"")

@@ -40,7 +40,11 @@ def find_condition(conditions: Conditions, kind: Condition) -> ConditionStatus |
 
 
 def set_condition(
-    conditions: Conditions, kind: Condition, holds: bool, reason: str, message: str
+    conditions: Conditions,
+    kind: Condition,
+    holds: bool,
+    reason: str,
+    message: str,
 ) -> Conditions:
     """Return the conditions with one set to True or False.
 
@@ -58,7 +62,9 @@ def set_condition(
 
 
 def stamp_conditions(
-    conditions: Sequence[ConditionStatus], generation: int, now: datetime
+    conditions: Sequence[ConditionStatus],
+    generation: int,
+    now: datetime,
 ) -> Conditions:
     """Return the conditions with the generation that they were computed from.
 

@@ -167,7 +167,9 @@ class EndedAttempt(AttemptEnd):
 
 
 def count_failed_node(
-    nodes: Sequence[FailedNode], name: str, now: datetime
+    nodes: Sequence[FailedNode],
+    name: str,
+    now: datetime,
 ) -> tuple[FailedNode, ...]:
     """Return the nodes with one more failure on the node `name`. This node comes first."""
     before = sum(node.failures for node in nodes if node.name == name)
@@ -195,7 +197,8 @@ def add_attempt(attempts: Sequence[EndedAttempt], ended: EndedAttempt) -> tuple[
 
 
 def with_totals(
-    attempts: Sequence[EndedAttempt], totals: Mapping[int, int]
+    attempts: Sequence[EndedAttempt],
+    totals: Mapping[int, int],
 ) -> tuple[EndedAttempt, ...]:
     """Return the history with the planned steps of attempts, as far as they are known."""
     return tuple(
@@ -204,7 +207,8 @@ def with_totals(
 
 
 def with_steps(
-    attempts: Sequence[EndedAttempt], steps: Mapping[int, Steps]
+    attempts: Sequence[EndedAttempt],
+    steps: Mapping[int, Steps],
 ) -> tuple[EndedAttempt, ...]:
     """Return the history with the steps of attempts, as far as they are known.
 
@@ -225,7 +229,8 @@ def with_steps(
 
 
 def with_training_times(
-    attempts: Sequence[EndedAttempt], times: Mapping[int, datetime]
+    attempts: Sequence[EndedAttempt],
+    times: Mapping[int, datetime],
 ) -> tuple[EndedAttempt, ...]:
     """Return the history with the first step or heartbeat of attempts, as far as it is known."""
     entries = []
@@ -241,7 +246,10 @@ def _number(ended: EndedAttempt) -> int:
 
 
 def ended_attempt(
-    end: AttemptEnd, start: datetime | None, ran: datetime | None, now: datetime
+    end: AttemptEnd,
+    start: datetime | None,
+    ran: datetime | None,
+    now: datetime,
 ) -> EndedAttempt:
     """Return the history's entry of an attempt ending now, with a shortened message.
 

@@ -413,7 +413,9 @@ def ended(workload: Workload, succeeded: bool, message: str, now: datetime) -> d
 
 
 def _with_conditions(
-    workload: Workload, now: datetime, *changes: tuple[str, bool, str, str]
+    workload: Workload,
+    now: datetime,
+    *changes: tuple[str, bool, str, str],
 ) -> Sequence[Dict]:
     """Return all conditions of a Workload. A time changes only with the status of its condition."""
     conditions: dict[str, Dict] = {str(one.get("type")): one for one in workload.conditions}

@@ -32,38 +32,58 @@ def merge(base: Any, overlay: Any, field: str = "") -> Any:
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
         return _merge_objects(base, overlay)
     if isinstance(base, list) and isinstance(overlay, list):
-        if field == "env":
-            return replace_by("name", base, overlay)
-        if field in MERGE_KEYS:
-            return merge_by(MERGE_KEYS[field], base, overlay, retain_keys=field in RETAIN_KEYS)
+        return _merge_lists(base, overlay, field)
     return overlay
+
+
+def _merge_lists(base: list[Any], overlay: list[Any], field: str) -> list[Any]:
+    if field == "env":
+        return replace_by("name", base, overlay)
+    if field not in MERGE_KEYS:
+        return overlay
+    return merge_by(
+        MERGE_KEYS[field],
+        base,
+        overlay,
+        retain_keys=field in RETAIN_KEYS,
+    )
 
 
 def _merge_objects(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in overlay.items():
-        # Merging into an empty object removes nulls below a new key too.
-        merged[key] = merge(base.get(key, {}), value, key if key in base else "")
+        if key in base:
+            merged[key] = merge(base[key], value, key)
+        else:
+            # Merging into an empty object removes nulls below a new key too.
+            merged[key] = merge({}, value)
     return {key: value for key, value in merged.items() if value is not None}
 
 
 def merge_by(
-    key: str, base: Sequence[Any], overlay: Sequence[Any], *, retain_keys: bool = False
+    key: str,
+    base: Sequence[Any],
+    overlay: Sequence[Any],
+    *,
+    retain_keys: bool = False,
 ) -> list[Any]:
     """Merge each item of `overlay` into the item of `base` with the same `key`.
 
     New items come last. With `retain_keys`, an item of `base` keeps only the fields that its
     overlay has too.
     """
-    by_key = {_key(item, key): item for item in overlay}
+    overlays = {_key(item, key): item for item in overlay}
+    known = {_key(item, key) for item in base}
     merged = []
     for item in base:
-        if _key(item, key) in by_key:
-            item = _merge_item(item, by_key[_key(item, key)], retain_keys)
+        value = _key(item, key)
+        if value in overlays:
+            item = _merge_item(item, overlays[value], retain_keys)
         merged.append(item)
-    known = {_key(item, key) for item in base}
-    added = [item for value, item in by_key.items() if value not in known]
-    return [*merged, *added]
+    for value, item in overlays.items():
+        if value not in known:
+            merged.append(item)
+    return merged
 
 
 def replace_by(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[Any]:
@@ -84,4 +104,5 @@ def _merge_item(old: Any, new: Any, retain_keys: bool) -> Any:
 
 
 def _key(item: Any, key: str) -> str:
-    return str(item.get(key)) if isinstance(item, Mapping) else str(item)
+    value = item.get(key) if isinstance(item, Mapping) else item
+    return str(value)

@@ -24,7 +24,9 @@ def owner_of(obj: Dict) -> Identity | None:
 
 
 def owned_metadata(
-    owner: Identity, name: str, labels: Mapping[str, str] | None = None
+    owner: Identity,
+    name: str,
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of an object controlled by a job."""
     reference = {

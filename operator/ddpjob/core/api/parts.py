@@ -33,7 +33,8 @@ class Part:
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), form_of(type(self)).values(self)
+        cls = type(self)
+        return cls, form_of(cls).values(self)
 
 
 def read(cls: type[P], data: Any) -> P:
@@ -42,8 +43,8 @@ def read(cls: type[P], data: Any) -> P:
     What cannot be read counts as absent. Numbers and lists beyond their bounds are cut.
     """
     own = mapping_or_empty(data)
-    form = form_of(cls)
-    part: P | None = form.read(own, mapping_or_empty(own.get(OPERATOR)))
+    internal = mapping_or_empty(own.get(OPERATOR))
+    part: P | None = form_of(cls).read(own, internal)
     # Of a status no field is required.
     return cls() if part is None else part
 
@@ -99,13 +100,18 @@ class Codec:
 
 def _codec(hint: Any, declared: Entry) -> Codec:
     """Return the codec of a type. Raises TypeError for a type that no field can have."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is tuple:
-        return _list_codec(_codec(arguments[0], declared), declared)
+        item = _codec(arguments[0], declared)
+        return _list_codec(item, declared)
     if origin is Mapping:
-        return _mapping_codec(_codec(arguments[1], declared))
+        value = _codec(arguments[1], declared)
+        return _mapping_codec(value)
+    if not arguments:
+        return _plain_codec(hint, declared)
     # An optional value: it is absent if it is None.
-    chosen = [one for one in arguments if one is not type(None)] or [hint]
+    chosen = [one for one in arguments if one is not type(None)]
     if len(chosen) > 1:
         raise TypeError(f"{hint} is not a type that a field of a part can have")
     return _plain_codec(chosen[0], declared)
@@ -120,12 +126,17 @@ def _plain_codec(hint: Any, declared: Entry) -> Codec:
         return Codec(parse_time, format_time, {"type": "string", "format": "date-time"})
     if hint is str:
         return _string_codec(declared.choices)
-    form = form_of(hint)
+    return _part_codec(form_of(hint))
+
+
+def _part_codec(form: "Form") -> Codec:
     own, _ = form.properties()
     described = {"type": "object", **form.required(), "properties": own}
 
     def read_part(value: Any) -> Any:
-        return form.read(value, NOTHING) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return None
+        return form.read(value, NOTHING)
 
     return Codec(read_part, write, described, form)
 
@@ -144,17 +155,27 @@ def _string_codec(choices: Sequence[str]) -> Codec:
         return Codec(_string, str, {"type": "string"})
 
     def read_choice(value: Any) -> str | None:
-        return value if isinstance(value, str) and value in choices else None
+        text = _string(value)
+        return text if text in choices else None
 
-    return Codec(read_choice, str, {"type": "string", "enum": list(choices)})
+    described = {"type": "string", "enum": list(choices)}
+    return Codec(read_choice, str, described)
 
 
 def _integer_codec(declared: Entry) -> Codec:
     largest = INT64 if declared.long else INT32
-    low = -largest - 1 if declared.low is None else declared.low
-    high = largest if declared.high is None else declared.high
-    described = {"type": "integer", "format": "int64" if declared.long else "int32"}
-    bounds = {"minimum": declared.low, "maximum": declared.high}
+    low = -largest - 1
+    high = largest
+    described: dict[str, Any] = {
+        "type": "integer",
+        "format": "int64" if declared.long else "int32",
+    }
+    if declared.low is not None:
+        low = declared.low
+        described["minimum"] = low
+    if declared.high is not None:
+        high = declared.high
+        described["maximum"] = high
 
     def read_integer(value: Any) -> int | None:
         # In Python, True is an integer too.
@@ -162,15 +183,15 @@ def _integer_codec(declared: Entry) -> Codec:
             return None
         return value if low <= value <= high else min(max(value, low), high)
 
-    known = {name: bound for name, bound in bounds.items() if bound is not None}
-    return Codec(read_integer, None, {**described, **known})
+    return Codec(read_integer, None, described)
 
 
 def _list_codec(one: Codec, declared: Entry) -> Codec:
     def read_list(value: Any) -> tuple[Any, ...] | None:
         if not isinstance(value, list | tuple):
             return None
-        found = map(one.read, value[: declared.items])
+        kept = value[: declared.items]
+        found = map(one.read, kept)
         return tuple(item for item in found if item is not None)
 
     described: dict[str, Any] = {"type": "array"}
@@ -185,15 +206,19 @@ def _list_codec(one: Codec, declared: Entry) -> Codec:
     def write_list(items: Sequence[Any]) -> list[Any]:
         return [*map(write_one, items)] if write_one else [*items]
 
-    return Codec(read_list, write_list, described, one.form, True)
+    return Codec(read_list, write_list, described, one.form, is_list=True)
 
 
 def _mapping_codec(one: Codec) -> Codec:
     def read_mapping(value: Any) -> dict[str, Any] | None:
         if not isinstance(value, Mapping):
             return None
-        found = {key: one.read(item) for key, item in value.items() if isinstance(key, str)}
-        return {key: item for key, item in found.items() if item is not None}
+        found = {}
+        for key, raw in value.items():
+            item = one.read(raw) if isinstance(key, str) else None
+            if item is not None:
+                found[key] = item
+        return found
 
     def write_mapping(value: Dict) -> dict[str, Any]:
         return {str(key): item for key, item in value.items()}
@@ -225,9 +250,16 @@ class Slot:
 
 
 def _new_slot(name: str, declared: Entry, default: Any, codec: Codec) -> Slot:
-    form = None if codec.is_list else codec.form
-    key = declared.name or camel_case(name)
-    return Slot(name, key, declared, default, codec, form, declared.always, declared.internal)
+    return Slot(
+        name=name,
+        key=declared.name or camel_case(name),
+        entry=declared,
+        default=default,
+        codec=codec,
+        form=None if codec.is_list else codec.form,
+        always=declared.always,
+        internal=declared.internal,
+    )
 
 
 # A field as it is read: its name in Python and in the manifest, and the reader of its value.
@@ -254,8 +286,9 @@ def _write_part(slot: Slot, part: Any, own: dict[str, Any], internal: dict[str, 
     if part is None or slot.form is None:
         return
     inner, hidden = slot.form.write(part)
+    target = internal if slot.internal else own
     if inner:
-        (internal if slot.internal else own)[slot.key] = inner
+        target[slot.key] = inner
     if hidden:
         internal[slot.key] = hidden
 
@@ -264,7 +297,10 @@ def _getter(slots: Sequence[Slot]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that returns the values of these fields of a part."""
     names = [slot.name for slot in slots]
     get = attrgetter(*names)
-    return (lambda part: (get(part),)) if len(names) == 1 else get
+    if len(names) > 1:
+        return get
+    # With one name, an attrgetter returns no tuple.
+    return lambda part: (get(part),)
 
 
 class Form:
@@ -287,7 +323,7 @@ class Form:
         self.values = _getter(slots)
         self.clocks = [slot for slot in slots if _is_clock(slot)]
         self.has_progress = any(map(_has_progress, slots))
-        self._get = _getter(written)
+        self._get_written = _getter(written)
         self._written = [(slot, slot.default, slot.codec.write) for slot in written]
         # Parts with internal fields are in two objects. All other fields are in one.
         self._parts = [slot for slot in slots if slot.form and not slot.entry.internal]
@@ -302,7 +338,8 @@ class Form:
         if internal:
             _read_fields(values, internal, self._internal)
         for slot in self._parts:
-            inner, hidden = own.get(slot.key), internal.get(slot.key)
+            inner = own.get(slot.key)
+            hidden = internal.get(slot.key)
             if slot.form and (inner or hidden):
                 part = slot.form.read(mapping_or_empty(inner), mapping_or_empty(hidden))
                 if part is not None:
@@ -315,7 +352,8 @@ class Form:
         """Return the object of a part, and the object of its internal fields."""
         own: dict[str, Any] = {}
         internal: dict[str, Any] = {}
-        for (slot, default, write_value), value in zip(self._written, self._get(part), strict=True):
+        values = self._get_written(part)
+        for (slot, default, write_value), value in zip(self._written, values, strict=True):
             if slot.form:
                 _write_part(slot, value, own, internal)
             elif slot.always or (value is not default and value != default):
@@ -329,20 +367,28 @@ class Form:
         internal: dict[str, Any] = {}
         for slot in self.written:
             described = slot.described()
-            (internal if slot.entry.internal else own)[slot.key] = described
-            hidden = slot.form.properties()[1] if slot.form else {}
-            if hidden:
-                internal[slot.key] = {**described, "properties": hidden}
+            target = internal if slot.internal else own
+            target[slot.key] = described
+            if slot.form:
+                _, hidden = slot.form.properties()
+                if hidden:
+                    internal[slot.key] = {**described, "properties": hidden}
         return own, internal
 
     def required(self) -> dict[str, list[str]]:
-        needed = [s.key for s in self.slots if s.default is REQUIRED or s.entry.demanded]
+        needed = []
+        for slot in self.slots:
+            if slot.default is REQUIRED or slot.entry.demanded:
+                needed.append(slot.key)
         return {"required": needed} if needed else {}
 
     def differs(self, old: Any, new: Any) -> bool:
         for slot in self.slots:
-            before, after = getattr(old, slot.name), getattr(new, slot.name)
-            if not slot.entry.progress and before != after and _matters(slot, before, after):
+            if slot.entry.progress:
+                continue
+            before = getattr(old, slot.name)
+            after = getattr(new, slot.name)
+            if before != after and _matters(slot, before, after):
                 return True
         return False
 
@@ -360,7 +406,9 @@ def _form(cls: type[Any]) -> Form:
     """Return the form of a class. Raises TypeError for a field without a declaration."""
     hints = get_type_hints(cls)
     slots = [_slot(one, hints[one.name]) for one in fields(cls)]
-    return Form(cls, slots, list(_in_order(slots, list(_computed(cls)))))
+    computed = list(_computed(cls))
+    written = list(_in_order(slots, computed))
+    return Form(cls, slots, written)
 
 
 # Each class is looked at once.
@@ -371,8 +419,11 @@ def _slot(one: "Field[Any]", hint: Any) -> Slot:
     declared = one.metadata.get(DECLARED)
     if not isinstance(declared, Entry):
         raise TypeError(f"the field {one.name} of a part needs an entry")
-    default = one.default if one.default_factory is MISSING else one.default_factory()
-    return _new_slot(one.name, declared, default, _codec(hint, declared))
+    default = one.default
+    if one.default_factory is not MISSING:
+        default = one.default_factory()
+    codec = _codec(hint, declared)
+    return _new_slot(one.name, declared, default, codec)
 
 
 def _computed(cls: type[Any]) -> Iterator[Slot]:
@@ -380,8 +431,9 @@ def _computed(cls: type[Any]) -> Iterator[Slot]:
         getter = getattr(member, "fget", None)
         declared = getattr(getter, DECLARED, None)
         if isinstance(declared, Entry):
-            codec = _codec(get_type_hints(getter)["return"], declared)
-            yield _new_slot(name, declared, "", codec)
+            hint = get_type_hints(getter)["return"]
+            codec = _codec(hint, declared)
+            yield _new_slot(name, declared, default="", codec=codec)
 
 
 def _in_order(slots: Iterable[Slot], others: Sequence[Slot]) -> Iterator[Slot]:
@@ -398,24 +450,32 @@ def camel_case(name: str) -> str:
 
 
 def _is_clock(slot: Slot) -> bool:
+    if slot.entry.ahead is not None:
+        return True
     form = slot.codec.form
-    return slot.entry.ahead is not None or bool(form and form.clocks)
+    return bool(form and form.clocks)
 
 
 def _has_progress(slot: Slot) -> bool:
+    if slot.entry.progress:
+        return True
     form = slot.codec.form
-    return slot.entry.progress or bool(form and form.has_progress)
+    return bool(form and form.has_progress)
 
 
 def _matters(slot: Slot, before: Any, after: Any) -> bool:
     """Return True if the difference of two values of a field is more than progress."""
     form = slot.codec.form
-    if form is None or not form.has_progress or before is None or after is None:
+    if form is None or not form.has_progress:
+        return True
+    if before is None or after is None:
         return True
     if not slot.codec.is_list:
         return form.differs(before, after)
-    pairs = zip(before, after, strict=False)
-    return len(before) != len(after) or any(form.differs(*pair) for pair in pairs)
+    if len(before) != len(after):
+        return True
+    pairs = zip(before, after, strict=True)
+    return any(form.differs(*pair) for pair in pairs)
 
 
 def _caught_up(slot: Slot, value: Any, now: datetime) -> Any:
@@ -430,4 +490,5 @@ def _caught_up(slot: Slot, value: Any, now: datetime) -> Any:
 def _caught_up_item(slot: Slot, item: Any, now: datetime) -> Any:
     if slot.codec.form:
         return slot.codec.form.catch_up(item, now)
-    return min(item, later(now, slot.entry.ahead or NOT_AHEAD))
+    ahead = slot.entry.ahead or NOT_AHEAD
+    return min(item, later(now, ahead))

@@ -15,9 +15,25 @@ from ddpjob.core.api.readers import Dict, child, children
 # Kinds of volumes with the same files for all pods of a job. An `ephemeral` claim belongs to one
 # pod, and a `hostPath` to one node.
 SHARED_VOLUMES = (
-    *("persistentVolumeClaim", "nfs", "csi", "cephfs", "glusterfs", "azureFile", "quobyte"),
-    *("portworxVolume", "flexVolume", "rbd", "iscsi", "fc", "cinder", "scaleIO", "storageos"),
-    *("awsElasticBlockStore", "azureDisk", "gcePersistentDisk", "vsphereVolume"),
+    "persistentVolumeClaim",
+    "nfs",
+    "csi",
+    "cephfs",
+    "glusterfs",
+    "azureFile",
+    "quobyte",
+    "portworxVolume",
+    "flexVolume",
+    "rbd",
+    "iscsi",
+    "fc",
+    "cinder",
+    "scaleIO",
+    "storageos",
+    "awsElasticBlockStore",
+    "azureDisk",
+    "gcePersistentDisk",
+    "vsphereVolume",
     "photonPersistentDisk",
 )
 
@@ -31,15 +47,27 @@ class Recovery(StrEnum):
 
 def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
     """Return the name of a shared volume that the merged pod's trainer can write to, or ""."""
-    trainer = {"name": names.TRAINER, "volumeMounts": pod_fields.get("volumeMounts", [])}
-    base = {"volumes": pod_fields.get("volumes", []), "containers": [trainer]}
+    mounts = pod_fields.get("volumeMounts", [])
+    trainer = {"name": names.TRAINER, "volumeMounts": mounts}
+    base = {
+        "volumes": pod_fields.get("volumes", []),
+        "containers": [trainer],
+    }
     pod_spec = merge(base, child(pod_template, "spec"))
     writable = set(_writable(children(pod_spec, "containers")))
     for volume in children(pod_spec, "volumes"):
-        sources = [child(volume, kind) for kind in SHARED_VOLUMES if kind in volume]
-        if volume.get("name") in writable and sources and not sources[0].get("readOnly"):
+        if volume.get("name") in writable and _is_shared(volume):
             return str(volume["name"])
     return ""
+
+
+def _is_shared(volume: Dict) -> bool:
+    """Return True if all pods of a job can write to a volume."""
+    for kind in SHARED_VOLUMES:
+        if kind in volume:
+            source = child(volume, kind)
+            return not source.get("readOnly")
+    return False
 
 
 def _writable(containers: Iterable[Dict]) -> Iterable[str]:
@@ -48,7 +76,8 @@ def _writable(containers: Iterable[Dict]) -> Iterable[str]:
     With `subPathExpr`, each pod may have a folder of its own.
     """
     for container in containers:
-        if container.get("name") == names.TRAINER:
-            for mount in children(container, "volumeMounts"):
-                if not mount.get("readOnly") and not mount.get("subPathExpr"):
-                    yield str(mount.get("name"))
+        if container.get("name") != names.TRAINER:
+            continue
+        for mount in children(container, "volumeMounts"):
+            if not mount.get("readOnly") and not mount.get("subPathExpr"):
+                yield str(mount.get("name"))

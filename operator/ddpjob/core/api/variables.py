@@ -55,7 +55,9 @@ def pod_variables(
 
 
 def variable_advice(
-    args: Sequence[str], launcher_words: Sequence[str], known: frozenset[str] | None
+    args: Sequence[str],
+    launcher_words: Sequence[str],
+    known: frozenset[str] | None,
 ) -> str:
     """Return what to do about a variable that nothing expands, or an empty string.
 

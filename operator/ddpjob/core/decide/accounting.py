@@ -24,30 +24,39 @@ START_TIME = timedelta(seconds=60)
 def run_account(obs: Observation, now: datetime) -> Status:
     """Return the status with its seconds by activity."""
     status = obs.status
-    account = status.account
-    seconds = dict(account.seconds)
-    started = account.since or now
-    has_begun = status.attempt.number is not None
-    is_active = has_begun and not (status.finished or status.has(Condition.SUSPENDED))
+    before = status.account.activity
+    started = status.account.since or now
+    seconds = dict(status.account.seconds)
+    is_active = _is_active(status)
     trains = is_active and status.attempt.running_time is not None
-    if account.activity == Activity.TRAINING and not trains:
-        _add(seconds, account.activity, started, now)
+    # The time of training is added first: some of it may then move to starting.
+    if before == Activity.TRAINING and not trains:
+        _add(seconds, before, started, now)
     attempts = tuple(_move_untrained(ended, seconds) for ended in status.attempts)
     activity = _activity(obs, seconds) if is_active else ""
-    if activity != account.activity:
-        if account.activity and account.activity != Activity.TRAINING:
-            _add(seconds, account.activity, started, now)
+    if activity != before:
+        if before and before != Activity.TRAINING:
+            _add(seconds, before, started, now)
         started = now
-    return replace(
-        status,
-        attempts=attempts,
-        account=Account(str(activity), started if activity else None, seconds),
-    )
+    account = Account(str(activity), started if activity else None, seconds)
+    return replace(status, attempts=attempts, account=account)
 
 
-def _add(seconds: dict[str, int], activity: str, started: datetime, now: datetime) -> None:
-    passed = round((now - started).total_seconds())
-    seconds[activity] = seconds.get(activity, 0) + passed
+def _is_active(status: Status) -> bool:
+    if status.attempt.number is None:
+        return False
+    return not status.finished and not status.has(Condition.SUSPENDED)
+
+
+def _add(
+    seconds: dict[str, int],
+    activity: str,
+    started: datetime,
+    now: datetime,
+) -> None:
+    passed = now - started
+    before = seconds.get(activity, 0)
+    seconds[activity] = before + round(passed.total_seconds())
 
 
 def seconds_until(status: Status, now: datetime) -> dict[str, float]:
@@ -58,27 +67,31 @@ def seconds_until(status: Status, now: datetime) -> dict[str, float]:
     account = status.account
     seconds: dict[str, float] = dict(account.seconds)
     if account.activity and account.since:
-        passed = since(account.since, now).total_seconds()
-        seconds[account.activity] = seconds.get(account.activity, 0.0) + passed
+        before = seconds.get(account.activity, 0.0)
+        passed = since(account.since, now)
+        seconds[account.activity] = before + passed.total_seconds()
     return seconds
 
 
 def trained_seconds(obs: Observation, now: datetime) -> float:
     """Return the seconds of training, including the attempt now ending."""
-    status = obs.status
-    trained = seconds_until(status, now).get(Activity.TRAINING, 0.0)
+    seconds = seconds_until(obs.status, now)
+    trained = seconds.get(Activity.TRAINING, 0.0)
+    met = obs.status.attempt.running_time
     first = reported_training(obs).get(obs.attempt)
-    if first is None or status.attempt.running_time is None:
+    if first is None or met is None:
         return trained
-    return trained - since(status.attempt.running_time, min(first, now)).total_seconds()
+    untrained = since(met, min(first, now))
+    return trained - untrained.total_seconds()
 
 
 def counts_from_meeting(status: Status) -> bool:
     """Return True if an attempt counts as training from its meeting: its first step is unknown."""
-    return any(
-        ended.running_time and ended.training_time is None and ended.untrained_seconds is None
-        for ended in status.attempts
-    )
+    for ended in status.attempts:
+        is_first_step_known = ended.training_time or ended.untrained_seconds is not None
+        if ended.running_time and not is_first_step_known:
+            return True
+    return False
 
 
 def _move_untrained(ended: EndedAttempt, seconds: dict[str, int]) -> EndedAttempt:
@@ -89,33 +102,39 @@ def _move_untrained(ended: EndedAttempt, seconds: dict[str, int]) -> EndedAttemp
     untrained = _untrained(ended)
     if untrained is None:
         return ended
+    training = seconds.get(Activity.TRAINING, 0)
+    starting = seconds.get(Activity.STARTING, 0)
     moved = untrained - (ended.untrained_seconds or 0)
     # Seconds are rounded, and somebody may have changed the status.
-    moved = min(moved, seconds.get(Activity.TRAINING, 0))
-    moved = max(moved, -seconds.get(Activity.STARTING, 0))
+    moved = min(moved, training)
+    moved = max(moved, -starting)
     if moved:
-        seconds[Activity.TRAINING] = seconds.get(Activity.TRAINING, 0) - moved
-        seconds[Activity.STARTING] = seconds.get(Activity.STARTING, 0) + moved
+        seconds[Activity.TRAINING] = training - moved
+        seconds[Activity.STARTING] = starting + moved
     return replace(ended, untrained_seconds=untrained)
 
 
 def _untrained(ended: EndedAttempt) -> int | None:
     """Return the seconds from the meeting to the first step of an attempt; None if not known."""
-    met, end = ended.running_time, ended.end
+    met = ended.running_time
+    end = ended.end
     if met is None or end is None:
         return None
     if ended.training_time:
-        return round(since(met, min(ended.training_time, end)).total_seconds())
-    if ended.first_step is None and _ended_at_start(ended, since(met, end)):
-        return round(since(met, end).total_seconds())
+        untrained = since(met, min(ended.training_time, end))
+        return round(untrained.total_seconds())
+    lasted = since(met, end)
+    if ended.first_step is None and _ended_at_start(ended, lasted):
+        return round(lasted.total_seconds())
     # The pod with the steps may end after the attempt.
     return None if ended.untrained_seconds is None else 0
 
 
 def _ended_at_start(ended: EndedAttempt, lasted: timedelta) -> bool:
     """Return True if the script of an attempt failed before it could train, as at an import."""
-    is_start = is_permanent(error_in(ended.message)) or ended.exit_code == WRONG_USE
-    return ended.cause == Cause.FAILURE and is_start and lasted < START_TIME
+    if ended.cause != Cause.FAILURE or lasted >= START_TIME:
+        return False
+    return ended.exit_code == WRONG_USE or is_permanent(error_in(ended.message))
 
 
 def _activity(obs: Observation, seconds: dict[str, int]) -> str:
@@ -125,5 +144,7 @@ def _activity(obs: Observation, seconds: dict[str, int]) -> str:
         return Activity.TRAINING
     if seconds.get(Activity.TRAINING):
         return Activity.RECOVERING
+    if obs.missing:
+        return Activity.QUEUED
     is_placed = all(pod.node_name or pod.ended for pod in obs.current)
-    return Activity.STARTING if is_placed and not obs.missing else Activity.QUEUED
+    return Activity.STARTING if is_placed else Activity.QUEUED

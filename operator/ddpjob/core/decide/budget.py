@@ -92,7 +92,11 @@ def is_used_up(status: Status, budget: Budget, policy: FailurePolicy, now: datet
 
 
 def count_restart(
-    status: Status, cause: Cause, reason: str, policy: FailurePolicy, now: datetime
+    status: Status,
+    cause: Cause,
+    reason: str,
+    policy: FailurePolicy,
+    now: datetime,
 ) -> Status:
     """Return the status with one more restart, its time, and the back-off before it."""
     if cause is Cause.NOT_RESUMED:

@@ -60,24 +60,35 @@ def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode,
 
     While most nodes are not ready, no time runs. It begins anew for a new node of the same name.
     """
+    if is_cut_off(obs):
+        return ()
     known = {node.name: node for node in obs.status.unreachable_nodes}
-    used = {pod.node_name for pod in (*obs.pods, *obs.leftovers) if not pod.released}
+    pods = (*obs.pods, *obs.leftovers)
+    used = {pod.node_name for pod in pods if not pod.released}
     found = []
     for name in sorted(known.keys() | used):
-        if is_unreachable(obs, name):
-            node = _since(obs, name, known.get(name), now)
-            if name in used or now - node.since < REMEMBERED:
-                found.append(node)
-    return () if is_cut_off(obs) else tuple(found)
+        if not is_unreachable(obs, name):
+            continue
+        node = _since(obs, name, known.get(name), now)
+        is_remembered = now - node.since < REMEMBERED
+        if name in used or is_remembered:
+            found.append(node)
+    return tuple(found)
 
 
 def _since(
-    obs: Observation, name: str, known: UnreachableNode | None, now: datetime
+    obs: Observation,
+    name: str,
+    known: UnreachableNode | None,
+    now: datetime,
 ) -> UnreachableNode:
     """Return an unreachable node as the status keeps it. A removed node keeps its UID."""
     node = (obs.nodes or {}).get(name)
     uid = node.uid if node else ""
-    if known is None or (uid and known.uid and uid != known.uid):
+    if known is None:
+        return UnreachableNode(name, now, uid)
+    is_another = bool(uid and known.uid) and uid != known.uid
+    if is_another:
         return UnreachableNode(name, now, uid)
     return UnreachableNode(name, known.since, uid or known.uid)
 
@@ -112,8 +123,10 @@ def death_of(obs: Observation, pod: Pod) -> datetime | None:
 
 def next_death(obs: Observation, now: datetime) -> datetime | None:
     """Return when the next pod may be deleted by force."""
-    moments = [death_of(obs, pod) for pod in (*obs.pods, *obs.leftovers)]
-    return min((moment for moment in moments if moment and moment > now), default=None)
+    pods = (*obs.pods, *obs.leftovers)
+    moments = [death_of(obs, pod) for pod in pods]
+    future = [moment for moment in moments if moment and moment > now]
+    return min(future, default=None)
 
 
 def next_overdue(obs: Observation, now: datetime) -> datetime | None:
@@ -122,7 +135,8 @@ def next_overdue(obs: Observation, now: datetime) -> datetime | None:
     waited_for = [pod for pod in (*own, *obs.leftovers) if not pod.released]
     deadlines = [pod.deletion_deadline for pod in waited_for]
     moments = [later(deadline, OVERDUE) for deadline in deadlines if deadline]
-    return min((moment for moment in moments if moment > now), default=None)
+    future = [moment for moment in moments if moment > now]
+    return min(future, default=None)
 
 
 def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
@@ -174,7 +188,9 @@ def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | Non
         message = f"pod {pod.name} is lost: {describe_death(obs, pod)}"
         return Finding(Reason.NODE_UNREACHABLE, message)
     node = (obs.nodes or {}).get(pod.node_name)
-    for taint in node.taints if node else ():
+    if node is None:
+        return None
+    for taint in node.taints:
         tolerated = taint in pod.tolerated or "" in pod.tolerated
         if taint in obs.policy.disruption_taints and not tolerated:
             message = (

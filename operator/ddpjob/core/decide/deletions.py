@@ -23,7 +23,10 @@ LOST_PEERS = (Reason.NODE_UNREACHABLE, Reason.NODE_RESTARTED, Reason.PEER_LOST)
 
 
 def delete_unfinished(
-    obs: Observation, pods: Iterable[Pod], grace: int | None, now: datetime
+    obs: Observation,
+    pods: Iterable[Pod],
+    grace: int | None,
+    now: datetime,
 ) -> tuple[Delete, ...]:
     """Delete the pods with containers that have not ended.
 
@@ -39,8 +42,13 @@ def delete_unfinished(
 
 
 def _forced(obs: Observation, pod: Pod) -> Delete:
-    reason = describe_death(obs, pod)
-    return Delete(pod.name, pod.uid, 0, forced=reason, node=pod.node_name)
+    return Delete(
+        pod.name,
+        pod.uid,
+        grace=0,
+        forced=describe_death(obs, pod),
+        node=pod.node_name,
+    )
 
 
 def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]:
@@ -48,39 +56,48 @@ def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]
 
     The job waits for them, and nothing else removes them.
     """
-    return tuple(_forced(obs, pod) for pod in obs.leftovers if is_dead(obs, pod, now))
+    dead = [pod for pod in obs.leftovers if is_dead(obs, pod, now)]
+    return tuple(_forced(obs, pod) for pod in dead)
 
 
 def delete_all_unfinished(
-    obs: Observation, grace: int | None, now: datetime, stay: Sequence[Pod] = ()
+    obs: Observation,
+    grace: int | None,
+    now: datetime,
+    stay: Sequence[Pod] = (),
 ) -> tuple[Delete, ...]:
     """Delete the unfinished pods of every attempt, except those in `stay`.
 
     `grace` is for the pods of the current attempt.
     """
     older_grace = previous_grace(obs.status, obs.attempt)
+    older = delete_unfinished(obs, obs.older, older_grace, now)
     apart = {pod.uid for pod in (*obs.older, *stay)}
     others = [pod for pod in obs.pods if pod.uid not in apart]
-    return (
-        *delete_unfinished(obs, obs.older, older_grace, now),
-        *delete_unfinished(obs, others, grace, now),
-    )
+    return older + delete_unfinished(obs, others, grace, now)
 
 
 def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     """Delete the pods that have ended, with their logs."""
-    return tuple(Delete(pod.name, pod.uid) for pod in pods if pod.released and not pod.deleting)
+    ended = [pod for pod in pods if pod.released and not pod.deleting]
+    return tuple(Delete(pod.name, pod.uid) for pod in ended)
 
 
-def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> tuple[Delete, ...]:
+def clean_up(
+    obs: Observation,
+    spec: Spec,
+    grace: int | None,
+    now: datetime,
+) -> tuple[Delete, ...]:
     """Delete the pods of a finished job, as its cleanPodPolicy says."""
     policy = spec.lifecycle.clean_pods
     if policy is CleanPodPolicy.NONE:
         return ()
+
     unfinished = delete_all_unfinished(obs, grace, now)
-    return (
-        unfinished if policy is CleanPodPolicy.RUNNING else (*unfinished, *delete_ended(obs.pods))
-    )
+    if policy is CleanPodPolicy.RUNNING:
+        return unfinished
+    return unfinished + delete_ended(obs.pods)
 
 
 def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
@@ -88,8 +105,10 @@ def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
 
     The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
     """
-    kept = (obs.attempt - 1, obs.status.last_failure.attempt)
-    return delete_ended(pod for pod in obs.older if pod.attempt not in kept)
+    previous = obs.attempt - 1
+    failed = obs.status.last_failure.attempt
+    outdated = [pod for pod in obs.older if pod.attempt not in (previous, failed)]
+    return delete_ended(outdated)
 
 
 def current_grace(status: Status, attempt: int) -> int | None:
@@ -97,9 +116,10 @@ def current_grace(status: Status, attempt: int) -> int | None:
 
     Kept pods may still write a checkpoint of the attempt before.
     """
-    ran = status.attempt.running_time is not None
-    if not ran and status.attempt.births:
-        ran = status.attempt.previous_ran
+    current = status.attempt
+    ran = current.running_time is not None
+    if not ran and current.births:
+        ran = current.previous_ran
     return _grace(status, attempt, ran)
 
 
@@ -110,7 +130,9 @@ def previous_grace(status: Status, attempt: int) -> int | None:
 
 def _grace(status: Status, attempt: int, ran: bool) -> int | None:
     failure = status.last_failure
-    is_broken = failure.cause in (Cause.FAILURE, Cause.HANG) or failure.reason in LOST_PEERS
-    if is_broken and failure.attempt == attempt:
+    has_failed = failure.cause in (Cause.FAILURE, Cause.HANG)
+    has_lost_peers = failure.reason in LOST_PEERS
+    is_of_attempt = failure.attempt == attempt
+    if is_of_attempt and (has_failed or has_lost_peers):
         return BROKEN_GANG_GRACE
     return None if ran else NEVER_RAN_GRACE

@@ -18,28 +18,29 @@ from ddpjob.core.plan import MAX_MESSAGE, counted
 
 def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
     """Return the status with its pods counted, and with a phase and the reason for it."""
-    states = [pod.state for pod in obs.current]
     pods = PodCounts(
         desired=obs.status.pods.desired,
         active=sum(pod.active for pod in obs.pods),
         ready=obs.ready,
         succeeded=len(obs.succeeded),
-        failed=states.count(TrainerState.FAILED),
+        failed=sum(pod.failed for pod in obs.current),
     )
+    succeeded_nodes = tuple(sorted(obs.succeeded))
     return replace(
         obs.status,
         phase=str(phase),
         reason=str(reason),
         message=message[:MAX_MESSAGE],
         pods=pods,
-        attempt=replace(obs.status.attempt, succeeded_nodes=tuple(sorted(obs.succeeded))),
+        attempt=replace(obs.status.attempt, succeeded_nodes=succeeded_nodes),
         result=_result(obs),
     )
 
 
 def describe_pods(pods: Sequence[Pod]) -> str:
     """Return the name of the first pod with its node, and how many more there are."""
-    text = names.pod_on_node(pods[0].name, pods[0].node_name)
+    first = pods[0]
+    text = names.pod_on_node(first.name, first.node_name)
     if len(pods) > 1:
         text += f" and {len(pods) - 1} more"
     return text
@@ -47,7 +48,8 @@ def describe_pods(pods: Sequence[Pod]) -> str:
 
 def recount(obs: Observation) -> Status:
     """Return the status with its pods counted, and with its phase and reason unchanged."""
-    return describe(obs, obs.status.phase, obs.status.reason, obs.status.message)
+    status = obs.status
+    return describe(obs, status.phase, status.reason, status.message)
 
 
 def _result(obs: Observation) -> Mapping[str, str]:
@@ -62,7 +64,8 @@ def latched(obs: Observation, status: Status) -> Status:
     """Return the status with the latch of its attempt set, if every pod of it is seen."""
     if obs.missing:
         return status
-    return replace(status, attempt=replace(status.attempt, latched=True))
+    attempt = replace(status.attempt, latched=True)
+    return replace(status, attempt=attempt)
 
 
 def latch_run(obs: Observation, now: datetime) -> Attempt:
@@ -98,10 +101,11 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
 
 def _describe_unreachable(obs: Observation, now: datetime) -> str:
     """Return the end of a message about a pod on an unreachable node, or an empty string."""
-    lost = [pod for pod in obs.current if not pod.ended and is_unreachable(obs, pod.node_name)]
-    if not lost:
-        return describe_cut_off(obs)
-    return f"; pod {lost[0].name} is on {lost[0].node_name}{describe_wait(obs, lost[0], now)}"
+    for pod in obs.current:
+        if not pod.ended and is_unreachable(obs, pod.node_name):
+            wait = describe_wait(obs, pod, now)
+            return f"; pod {pod.name} is on {pod.node_name}{wait}"
+    return describe_cut_off(obs)
 
 
 def _describe_start(obs: Observation, now: datetime) -> Status:
@@ -133,15 +137,15 @@ def find_blocker(obs: Observation) -> Finding | None:
     if obs.refusal and obs.missing:
         return Finding(obs.refusal.reason, obs.refusal.message)
     total = obs.status.pods.desired
-    blocked = [pod for pod in obs.current if pod.blocked]
-    first = blocked[0].blocked if blocked else None
-    reasons = {pod.blocked.reason for pod in blocked if pod.blocked}
+    blocked = [(pod.name, pod.blocked) for pod in obs.current if pod.blocked]
+    reasons = {finding.reason for _, finding in blocked}
     if obs.waits_for_nodes and reasons <= {Reason.UNSCHEDULABLE}:
         message = f"the scheduler has no room for all {total} pods yet: {obs.waits_for_nodes}"
         return Finding(Reason.UNSCHEDULABLE, message)
-    if first is None:
+    if not blocked:
         return None
-    message = f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {first.message}"
+    name, first = blocked[0]
+    message = f"{len(blocked)} of {total} pods cannot start; {name}: {first.message}"
     return Finding(first.reason, message)
 
 
@@ -162,14 +166,16 @@ def _describe_pending(obs: Observation, pod: Pod) -> str:
 def describe_backoff(obs: Observation) -> Status:
     """Return the status of an attempt during its back-off."""
     status = obs.status
-    count, until = status.backoff.count, status.backoff.until
+    count = status.backoff.count
+    until = status.backoff.until
     assert until
-    seconds = (until - (status.attempt.start or until)).total_seconds()
+    began = status.attempt.start or until
+    wait = until - began
     minutes = int(LASTING.total_seconds() // 60)
     attempts = "failed attempt" if count == 1 else f"{count} failed attempts"
     message = (
-        f"backing off for {seconds:.0f} s before attempt {obs.attempt}: the last {attempts} "
-        f"trained for less than {minutes} minutes"
+        f"backing off for {wait.total_seconds():.0f} s before attempt {obs.attempt}: "
+        f"the last {attempts} trained for less than {minutes} minutes"
     )
     return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
 
@@ -187,4 +193,5 @@ def stop_running(conditions: Conditions, reason: str, message: str) -> Condition
 
 def with_status(obs: Observation, status: Status) -> Observation:
     """Return the same observation with another status of the job."""
-    return replace(obs, job=replace(obs.job, status=status))
+    job = replace(obs.job, status=status)
+    return replace(obs, job=job)

@@ -62,34 +62,47 @@ def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
     quota = Room(job.namespace, "", "")
     lacks: set[Room] = set()
     holds: set[Room] = set()
-    if not job.status.finished and job.status.attempt.starting_since is not None:
-        lacks = {Room("", name, pod.placement) for pod in pods for name in shortages(pod)}
+    if _is_starting(job):
+        for pod in pods:
+            lacks |= _rooms(shortages(pod), pod)
         if refusal and refusal.reason == Reason.QUOTA:
             lacks.add(quota)
     if lacks:
-        holds = {
-            Room("", name, pod.placement)
-            for pod in pods_with_room(pods, under_quota=False)
-            for name in pod.requests
-        }
+        for pod in pods_with_room(pods, under_quota=False):
+            holds |= _rooms(pod.requests, pod)
         if pods_with_room(pods, under_quota=True):
             holds.add(quota)
-    priority = max((pod.priority for pod in pods), default=0)
-    age = (job.created or NEVER, job.uid)
-    return Gang(job.identity, age, priority, frozenset(lacks), frozenset(holds))
+    return Gang(
+        job=job.identity,
+        age=(job.created or NEVER, job.uid),
+        priority=max((pod.priority for pod in pods), default=0),
+        lacks=frozenset(lacks),
+        holds=frozenset(holds),
+    )
+
+
+def _rooms(resources: Iterable[str], pod: Pod) -> set[Room]:
+    """Return the room of resources on the nodes of a pod's choice."""
+    return {Room("", resource, pod.placement) for resource in resources}
 
 
 def shortages(pod: Pod) -> set[str]:
     """Return the resources that no node has enough of for a pending pod, as its scheduler says."""
-    if pod.blocked is None or pod.blocked.reason != Reason.UNSCHEDULABLE:
+    blocked = pod.blocked
+    if blocked is None or blocked.reason != Reason.UNSCHEDULABLE:
         return set()
-    found = set(INSUFFICIENT.findall(pod.blocked.message))
-    return found | ({"pods"} if TOO_MANY_PODS in pod.blocked.message else set())
+    resources = set(INSUFFICIENT.findall(blocked.message))
+    if TOO_MANY_PODS in blocked.message:
+        resources.add("pods")
+    return resources
 
 
 def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
     """Return the unfinished pods that use room: all under a quota, otherwise those with a node."""
-    return [pod for pod in pods if not pod.ended and (under_quota or pod.node_name)]
+    unfinished = [pod for pod in pods if not pod.ended]
+    if under_quota:
+        return unfinished
+    return [pod for pod in unfinished if pod.node_name]
 
 
 @dataclass
@@ -109,11 +122,19 @@ class Queue:
 
     def oldest(self) -> tuple[Age, Identity] | None:
         if len(self.entries) > STALE_ENTRIES + 2 * len(self.current):
-            self.entries = [entry for entry in set(self.entries) if entry[1] in self.current]
-            heapify(self.entries)
-        while self.entries and self.entries[0][1] not in self.current:
+            self._remove_outdated()
+        while self.entries:
+            first = self.entries[0]
+            _, job = first
+            if job in self.current:
+                return first
             heappop(self.entries)
-        return self.entries[0] if self.entries else None
+        return None
+
+    def _remove_outdated(self) -> None:
+        known = set(self.entries)
+        self.entries = [(age, job) for age, job in known if job in self.current]
+        heapify(self.entries)
 
 
 @dataclass
@@ -135,7 +156,9 @@ class Contests:
             return
         self.gangs[gang.job] = gang
         for room in gang.lacks:
-            self.queues.setdefault(room, {}).setdefault(gang.priority, Queue()).add(gang)
+            of_room = self.queues.setdefault(room, {})
+            queue = of_room.setdefault(gang.priority, Queue())
+            queue.add(gang)
 
     def forget(self, job: Identity) -> None:
         gang = self.gangs.pop(job, None)
@@ -143,21 +166,30 @@ class Contests:
             return
         for room in gang.lacks:
             of_room = self.queues[room]
-            of_room[gang.priority].current.discard(job)
-            if not of_room[gang.priority].current:
+            waiting = of_room[gang.priority].current
+            waiting.discard(job)
+            if not waiting:
                 del of_room[gang.priority]
             if not of_room:
                 del self.queues[room]
 
     def in_the_way_of(self, gang: Gang) -> Identity | None:
         """Return the oldest job that needs room held by a younger gang of no higher priority."""
+        if not gang.lacks:
+            return None
         found = []
-        for room in gang.holds if gang.lacks else ():
-            for priority, queue in self.queues.get(room, {}).items():
+        for room in gang.holds:
+            of_room = self.queues.get(room, {})
+            for priority, queue in of_room.items():
                 oldest = queue.oldest()
-                if priority >= gang.priority and oldest and oldest[0] < gang.age:
-                    found.append(oldest)
-        return min(found)[1] if found else None
+                if oldest and priority >= gang.priority:
+                    age, _ = oldest
+                    if age < gang.age:
+                        found.append(oldest)
+        if not found:
+            return None
+        _, job = min(found)
+        return job
 
 
 def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> OlderGang | None:
@@ -166,10 +198,16 @@ def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> 
     `contender` needs room held by `job`. `yielded_to` is the job for which `job` has given its pods
     back. It has precedence until all its nodes run.
     """
-    if yielded_to and not yielded_to.status.finished and yielded_to.status.attempt.starting_since:
+    if yielded_to and _is_starting(yielded_to):
         contender = yielded_to.identity
     if contender is None:
         return None
     # A reader of this job may have no right to read jobs of other namespaces.
     is_visible = contender.namespace == job.namespace
     return OlderGang(contender.uid, contender.name if is_visible else "")
+
+
+def _is_starting(job: Job) -> bool:
+    """Return True if a gang is incomplete: its clock of starting runs."""
+    status = job.status
+    return status.attempt.starting_since is not None and not status.finished

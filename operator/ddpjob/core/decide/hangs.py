@@ -5,32 +5,45 @@ many scripts only rank 0 writes, so all are asked, and the gang hangs only if no
 Then the agents of all pods write the stacks of their ranks.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from math import inf
 
 from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import Heartbeat
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.observe.observation import Observation, Pod, TrainerState
+from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.decide.verdict import Verdict
+from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Assign
+
+# The age of a heartbeat in the report on a hang.
+AGE = re.compile(r"no heartbeat for (\d{1,9}) s")
 
 
 def running_pods(obs: Observation) -> tuple[Pod, ...]:
-    return tuple(pod for pod in obs.current if pod.state is TrainerState.RUNNING)
+    return tuple(pod for pod in obs.current if pod.running)
 
 
 def suspects(obs: Observation, spec: Spec) -> bool:
     """Return True if pods may have become unready because they give no heartbeats any more."""
-    has_limit = bool(spec.lifecycle.hang_timeout or spec.lifecycle.first_heartbeat)
-    return has_limit and bool(obs.status.attempt.running_time and obs.silent)
+    lifecycle = spec.lifecycle
+    if not lifecycle.hang_timeout and not lifecycle.first_heartbeat:
+        return False
+    has_met = obs.status.attempt.running_time is not None
+    return has_met and bool(obs.silent)
 
 
 def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:
     """Return the pods to ask whether a gang under suspicion hangs."""
     if not suspects(obs, spec):
         return ()
-    return running_pods(obs) if _is_by_log(spec) else obs.silent
+    if _is_by_log(spec):
+        return running_pods(obs)
+    return obs.silent
 
 
 def still_writes(obs: Observation, spec: Spec) -> bool:
@@ -38,10 +51,13 @@ def still_writes(obs: Observation, spec: Spec) -> bool:
 
     It is no excuse for a silent pod without an answer.
     """
+    if not _is_by_log(spec) or not suspects(obs, spec):
+        return False
+    if not _have_answered(obs, obs.silent):
+        return False
+    limit = _limit(spec)
     ages = _ages(obs, running_pods(obs))
-    is_suspected = _is_by_log(spec) and suspects(obs, spec)
-    is_suspected = is_suspected and all(obs.answer_of(pod) for pod in obs.silent)
-    return is_suspected and any(age < _limit(spec) for age in ages)
+    return any(age < limit for age in ages)
 
 
 def is_confirmed(obs: Observation, spec: Spec) -> bool:
@@ -52,45 +68,132 @@ def is_confirmed(obs: Observation, spec: Spec) -> bool:
     if not suspects(obs, spec):
         return False
     if _is_by_log(spec):
-        has_answers = all(obs.answer_of(pod) for pod in running_pods(obs))
+        has_answers = _have_answered(obs, running_pods(obs))
         return has_answers and not still_writes(obs, spec)
-    return any(age >= _limit(spec) for age in _ages(obs, obs.silent))
+    limit = _limit(spec)
+    ages = _ages(obs, obs.silent)
+    return any(age >= limit for age in ages)
 
 
 def _limit(spec: Spec) -> float:
     """Return the longest time between two heartbeats in seconds."""
     limit = spec.lifecycle.hang_timeout
-    return limit.total_seconds() if limit else inf
+    if not limit:
+        return inf
+    return limit.total_seconds()
 
 
 def _is_by_log(spec: Spec) -> bool:
     return spec.lifecycle.heartbeat is Heartbeat.LOG
 
 
+def _have_answered(obs: Observation, pods: Sequence[Pod]) -> bool:
+    return all(obs.answer_of(pod) for pod in pods)
+
+
 def _ages(obs: Observation, pods: Sequence[Pod]) -> list[float]:
     """Return the ages of the last heartbeats of pods, as their agents have answered them."""
-    answers = [obs.answer_of(pod) for pod in pods]
-    return [answer.heartbeat for answer in answers if answer and answer.heartbeat is not None]
+    ages = []
+    for pod in pods:
+        answer = obs.answer_of(pod)
+        if answer and answer.heartbeat is not None:
+            ages.append(answer.heartbeat)
+    return ages
 
 
 def dumps(obs: Observation, spec: Spec) -> tuple[Assign, ...]:
     """Return the orders to the pods of a hung gang: write their stacks, and end."""
-    has_hung = any(pod.hang and pod.state is TrainerState.FAILED for pod in obs.current)
-    if obs.status.finished or not (has_hung or is_confirmed(obs, spec)):
+    if obs.status.finished:
         return ()
-    return tuple(
-        Assign(pod.name, pod.uid, pod.index, 0.0, True, pod.ready_since, dump=True)
-        for pod in running_pods(obs)
-        if can_dump(obs, pod) and not pod.dumps
+    has_hung = any(pod.hang and pod.failed for pod in obs.current)
+    if not has_hung and not is_confirmed(obs, spec):
+        return ()
+    able = [pod for pod in running_pods(obs) if can_dump(obs, pod)]
+    return tuple(_order_dump(pod) for pod in able if not pod.dumps)
+
+
+def _order_dump(pod: Pod) -> Assign:
+    return Assign(
+        pod.name,
+        pod.uid,
+        pod.index,
+        grace=0.0,
+        start=True,
+        ready_since=pod.ready_since,
+        dump=True,
     )
 
 
 def can_dump(obs: Observation, pod: Pod) -> bool:
     """Return True if the agent of a pod takes part in the attempt and can write its stacks."""
-    takes_part = pod.attempt == obs.attempt and not pod.held and not pod.deleting
+    if pod.held or pod.deleting:
+        return False
+    takes_part = pod.attempt == obs.attempt
     return takes_part and pod.agent == config_map_name()
 
 
 def are_to_come(obs: Observation, now: datetime, until: datetime) -> bool:
     """Return True if pods of a hung gang may still write their stacks, at most until `until`."""
-    return now < until and any(can_dump(obs, pod) for pod in running_pods(obs))
+    if now >= until:
+        return False
+    return any(can_dump(obs, pod) for pod in running_pods(obs))
+
+
+def hang_verdict(obs: Observation) -> Verdict:
+    """Return the verdict on a hung gang, with the probable culprit's rank."""
+    hung = [pod for pod in obs.current if pod.hang and pod.failed]
+    stacks: dict[int, Sequence[Frame]] = {}
+    pods: dict[int, Pod] = {}
+    steps: dict[int, int] = {}
+    for each in hung:
+        for rank, stack in read_stacks(each.message).items():
+            stacks[rank] = stack
+            pods[rank] = each
+    for rank, each in pods.items():
+        if obs.attempt in each.steps:
+            _, last_step = each.steps[obs.attempt]
+            steps[rank] = last_step
+    culprit = find_culprit(stacks, steps)
+    longest = max(map(_exception_of, hung), key=_age_in)
+    if culprit:
+        first = culprit.ranks[0]
+        why = [culprit.message, *_lines_of_rank(first, pods[first])]
+        return _hang_of(pods[first], longest, why, first)
+    why = _report_lines(hung[0])
+    if len(stacks) > 1:
+        why.insert(0, "no rank stands out")
+    return _hang_of(hung[0], longest, why, None)
+
+
+def _hang_of(pod: Pod, exception: str, why: Sequence[str], rank: int | None) -> Verdict:
+    sentences = [f"pod {pod.name} hangs: {exception}", *why]
+    message = "; ".join(filter(None, sentences))
+    return Verdict(
+        Cause.HANG,
+        Reason.HANG,
+        message,
+        pod.index,
+        pod,
+        rank,
+        pod.exit_code,
+    )
+
+
+def _report_lines(pod: Pod) -> list[str]:
+    """Return the lines about stacks in the report of a hung pod. The exception is its last line."""
+    return pod.message.splitlines()[:-1]
+
+
+def _lines_of_rank(rank: int, pod: Pod) -> list[str]:
+    return [line for line in _report_lines(pod) if line.startswith(f"rank {rank}: ")]
+
+
+def _exception_of(pod: Pod) -> str:
+    lines = pod.message.splitlines()
+    return lines[-1] if lines else ""
+
+
+def _age_in(exception: str) -> int:
+    """Return the age of the last heartbeat in the report of a pod, or -1 if it has none."""
+    found = AGE.search(exception)
+    return int(found[1]) if found else -1

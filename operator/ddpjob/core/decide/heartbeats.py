@@ -29,11 +29,12 @@ def checked_from(obs: Observation, spec: Spec) -> datetime | None:
     """Return when to ask the agents for heartbeats; None if there is nothing to find out."""
     limit = spec.lifecycle.hang_timeout
     started = obs.status.attempt.running_time
-    is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
-    if limit is None or started is None or is_known or not obs.all_run:
+    if limit is None or started is None or not obs.all_run:
         return None
-    limits = 1 if _by_file(spec) else LIMITS_BY_LOG
-    return later(started, max(limits * limit, SHORTEST_WAIT))
+    if find_condition(obs.status.conditions, Condition.HANGS_DETECTED):
+        return None
+    wait = limit if _by_file(spec) else LIMITS_BY_LOG * limit
+    return later(started, max(wait, SHORTEST_WAIT))
 
 
 def _by_file(spec: Spec) -> bool:
@@ -42,25 +43,38 @@ def _by_file(spec: Spec) -> bool:
 
 def pods_to_check(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:
     begins = checked_from(obs, spec)
-    return running_pods(obs) if begins and begins <= now else ()
+    if not begins or begins > now:
+        return ()
+    return running_pods(obs)
 
 
 def report_heartbeats(obs: Observation, plan: Plan, spec: Spec, now: datetime) -> Plan:
     """Say once whether hangs are detected, as soon as the agents have answered."""
     pods = pods_to_check(obs, spec, now)
-    answers = [(pod.name, answer) for pod in pods if (answer := obs.answer_of(pod))]
-    if not pods or len(answers) < len(pods):
+    if not pods:
         return plan
-    mute = [name for name, answer in answers if not answer.watched]
+    mute = []
+    for pod in pods:
+        answer = obs.answer_of(pod)
+        if not answer:
+            return plan
+        if not answer.watched:
+            mute.append(pod.name)
     problem = _problem(mute, len(pods), spec)
     reason = Reason.NO_HEARTBEAT if problem else Reason.HEARTBEATS_SEEN
     message = problem or "the pods give heartbeats"
     events = plan.events
     if problem:
         events = (*events, Event("Warning", str(reason), message))
-    kind, before = Condition.HANGS_DETECTED, plan.status.conditions
-    conditions = set_condition(before, kind, not problem, reason, message)
-    return replace(plan, status=replace(plan.status, conditions=conditions), events=events)
+    conditions = set_condition(
+        plan.status.conditions,
+        Condition.HANGS_DETECTED,
+        not problem,
+        reason,
+        message,
+    )
+    status = replace(plan.status, conditions=conditions)
+    return replace(plan, status=status, events=events)
 
 
 def _problem(mute: Sequence[str], pods: int, spec: Spec) -> str:

@@ -15,11 +15,11 @@ from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import since
 from ddpjob.core.decide.accounting import trained_seconds
 from ddpjob.core.decide.budget import budget_of, is_used_up
-from ddpjob.core.decide.causes import Verdict
 from ddpjob.core.decide.deletions import current_grace
 from ddpjob.core.decide.reports import reported_steps
 from ddpjob.core.decide.script_errors import is_permanent, is_same_error
 from ddpjob.core.decide.transitions import Ending
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation
 from ddpjob.core.observe.pods import INIT_FAILED
 from ddpjob.core.observe.termination import SETUP_FAILED

@@ -13,7 +13,7 @@ from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.decide.deletions import LOST_PEERS
-from ddpjob.core.observe.observation import Observation, Pod, TrainerState
+from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.plan import Assign
 
@@ -29,7 +29,11 @@ SILENT_TIME = timedelta(seconds=120)
 
 
 def pods_that_stay(
-    obs: Observation, spec: Spec, cause: Cause, culprit: Pod | None, now: datetime
+    obs: Observation,
+    spec: Spec,
+    cause: Cause,
+    culprit: Pod | None,
+    now: datetime,
 ) -> tuple[Pod, ...]:
     """Return the pods of the current attempt to keep for the next one.
 
@@ -37,28 +41,28 @@ def pods_that_stay(
     if the attempt never trained: what the attempt before has left in them may be the reason. It is
     not the reason if the setup of the culprit has failed.
     """
-    until = obs.status.backoff.until
+    if not spec.in_place or cause not in IN_PLACE:
+        return ()
     has_trained = obs.status.attempt.running_time is not None
     has_other_reason = culprit is not None and culprit.exit_reason == SETUP_FAILED
-    if not (has_trained or has_other_reason):
+    if not has_trained and not has_other_reason:
         return ()
-    if cause not in IN_PLACE or (until and until > now):
+    until = obs.status.backoff.until
+    if until and until > now:
         return ()
-    if not spec.in_place:
-        return ()
-    return tuple(
-        pod
-        for pod in obs.current
-        if pod is not culprit and pod.index < spec.nodes and _can_stay(obs, pod, now)
-    )
+    wanted = [pod for pod in obs.current if pod.index < spec.nodes]
+    innocent = [pod for pod in wanted if pod is not culprit]
+    return tuple(pod for pod in innocent if _can_stay(obs, pod, now))
 
 
 def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
-    is_alive = pod.state is TrainerState.RUNNING and not pod.deleting and not pod.looks_lost
+    if pod.disruption or pod.deleting or pod.looks_lost:
+        return False
+    if is_not_ready(obs, pod.node_name) or find_end_of_node(obs, pod, now):
+        return False
     # An agent of another version may not understand the assignment.
     is_reachable = bool(pod.address) and pod.agent == config_map_name()
-    has_node = not is_not_ready(obs, pod.node_name) and not find_end_of_node(obs, pod, now)
-    return is_alive and is_reachable and has_node and pod.disruption is None
+    return pod.running and is_reachable
 
 
 def assignments(obs: Observation) -> tuple[Assign, ...]:
@@ -68,8 +72,12 @@ def assignments(obs: Observation) -> tuple[Assign, ...]:
         return ()
     is_whole = _is_whole(obs)
     start = _may_start(obs)
-    return tuple(
-        Assign(
+    orders = []
+    for pod in obs.unassigned:
+        stays_held = pod.held and not start
+        if pod.deleting or stays_held:
+            continue
+        order = Assign(
             pod.name,
             pod.uid,
             pod.index,
@@ -77,9 +85,8 @@ def assignments(obs: Observation) -> tuple[Assign, ...]:
             start=start,
             ready_since=pod.ready_since,
         )
-        for pod in obs.unassigned
-        if not pod.deleting and (start or not pod.held)
-    )
+        orders.append(order)
+    return tuple(orders)
 
 
 def _may_start(obs: Observation) -> bool:
@@ -99,9 +106,9 @@ def _is_whole(obs: Observation) -> bool:
     failure = obs.status.last_failure
     if failure.attempt != obs.attempt - 1:
         return True
-    was_disrupted = failure.cause == Cause.DISRUPTION
-    is_leaving = any(pod.state is TrainerState.RUNNING and pod.active for pod in obs.older)
-    return was_disrupted and is_leaving and failure.reason not in LOST_PEERS
+    if failure.cause != Cause.DISRUPTION or failure.reason in LOST_PEERS:
+        return False
+    return any(pod.running and pod.active for pod in obs.older)
 
 
 def silent_time(obs: Observation) -> timedelta:
@@ -110,4 +117,5 @@ def silent_time(obs: Observation) -> timedelta:
     Its pods may first use all of their grace period.
     """
     grace = max((pod.grace for pod in obs.current), default=0)
-    return SILENT_TIME + timedelta(seconds=max(0, grace - GRACE_SECONDS))
+    more = max(0, grace - GRACE_SECONDS)
+    return SILENT_TIME + timedelta(seconds=more)

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
-from ddpjob.core.decide.hangs import pods_to_ask
+from ddpjob.core.decide.hangs import pods_to_ask, running_pods
 from ddpjob.core.decide.heartbeats import pods_to_check
 from ddpjob.core.decide.meeting import is_late
-from ddpjob.core.observe.observation import Observation, Pod, TrainerState
+from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Question
 
 # Unready pods are asked after this time. Between two attempts, a few seconds are normal.
@@ -24,7 +24,9 @@ LOOK_INTERVAL = timedelta(seconds=10)
 def asked_from(obs: Observation) -> datetime | None:
     """Return when to ask the unready pods, or None."""
     since = obs.status.attempt.silent_since
-    return later(since, SILENT_TIME) if since and obs.must_be_ready and obs.silent else None
+    if not since or not obs.must_be_ready or not obs.silent:
+        return None
+    return later(since, SILENT_TIME)
 
 
 def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:
@@ -35,20 +37,32 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
     """
     if obs.status.finished:
         return ()
-    pods = _unended(obs) if _has_failed_pod(obs) else ()
+    return tuple(
+        Question(pod.name, pod.uid, pod.address, obs.attempt)
+        for pod in _pods_to_question(obs, spec, now)
+        if pod.address
+    )
+
+
+def _pods_to_question(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:
+    suspected = pods_to_ask(obs, spec)
+    if suspected:
+        return suspected
+    concerned = _pods_with_a_problem(obs, now)
+    if concerned:
+        return concerned
+    return pods_to_check(obs, spec, now)
+
+
+def _pods_with_a_problem(obs: Observation, now: datetime) -> tuple[Pod, ...]:
     begins = asked_from(obs)
-    if is_late(obs, now) or (begins and begins <= now):
-        pods = obs.silent
-    pods = pods or pods_to_check(obs, spec, now)
-    pods = pods_to_ask(obs, spec) or pods
-    known = (pod for pod in pods if pod.address)
-    return tuple(Question(pod.name, pod.uid, pod.address, obs.attempt) for pod in known)
+    is_silent = begins is not None and begins <= now
+    if is_silent or is_late(obs, now):
+        return obs.silent
+    if obs.has_failed_pod:
+        return _unended(obs)
+    return ()
 
 
 def _unended(obs: Observation) -> tuple[Pod, ...]:
-    running = (pod for pod in obs.current if pod.state is TrainerState.RUNNING)
-    return tuple(pod for pod in running if not pod.deleting)
-
-
-def _has_failed_pod(obs: Observation) -> bool:
-    return any(pod.state is TrainerState.FAILED for pod in obs.current)
+    return tuple(pod for pod in running_pods(obs) if not pod.deleting)

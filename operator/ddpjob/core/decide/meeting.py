@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from ddpjob.core.api.names import TRAINER
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.in_place import SILENT_TIME, silent_time
-from ddpjob.core.observe.observation import Observation, TrainerState
+from ddpjob.core.observe.observation import Observation
 
 # Workers usually meet within seconds. An image on a slow disk needs more to start Python.
 MEETING_TIME = timedelta(seconds=60)
@@ -25,15 +25,18 @@ USUAL_CAUSES = (
 
 def late_from(obs: Observation) -> datetime | None:
     """Return when a running gang is late to meet; None if something else explains the delay."""
+    attempt = obs.status.attempt
     has_peers = obs.status.pods.desired > 1
-    if obs.status.attempt.running_time or not has_peers or not obs.silent:
+    if attempt.running_time or not has_peers or not obs.silent:
         return None
     began = _all_run_since(obs)
     if began is None:
         return None
-    # The processes of the last attempt have the grace period of their pods to end.
-    wait = silent_time(obs) - SILENT_TIME if obs.status.attempt.births else timedelta(0)
-    return later(began, MEETING_TIME + wait)
+    wait = MEETING_TIME
+    if attempt.births:
+        # The processes of the last attempt have the grace period of their pods to end.
+        wait += silent_time(obs) - SILENT_TIME
+    return later(began, wait)
 
 
 def _all_run_since(obs: Observation) -> datetime | None:
@@ -44,8 +47,9 @@ def _all_run_since(obs: Observation) -> datetime | None:
     """
     if obs.status.attempt.births or (obs.job.spec and obs.job.spec.setup):
         return obs.status.attempt.silent_since
-    running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
-    return max((pod.running_since for pod in running if pod.running_since), default=None)
+    running = [pod for pod in obs.current if pod.running]
+    times = [pod.running_since for pod in running if pod.running_since]
+    return max(times, default=None)
 
 
 def is_late(obs: Observation, now: datetime) -> bool:
@@ -61,10 +65,17 @@ def describe_late(obs: Observation) -> str:
         named += f" and {len(pods) - MAX_NAMED} more"
     seconds = int(MEETING_TIME.total_seconds())
     verb = "has" if len(pods) == 1 else "have"
-    answers = [(pod.name, obs.answer_of(pod)) for pod in obs.silent]
-    told = [f"; {name} says: {answer.error}" for name, answer in answers if answer and answer.error]
     log = f"kubectl -n {obs.job.namespace} logs {pods[0]} -c {TRAINER}"
     return (
         f"all containers have run for at least {seconds} s, and {named} {verb} not met the others "
-        f"(log: {log}){''.join(told[:1])}. Usual causes: {USUAL_CAUSES}"
+        f"(log: {log}){_first_error(obs)}. Usual causes: {USUAL_CAUSES}"
     )
+
+
+def _first_error(obs: Observation) -> str:
+    """Return an error told by the agent of a silent pod, as a part of a message, or ""."""
+    for pod in obs.silent:
+        answer = obs.answer_of(pod)
+        if answer and answer.error:
+            return f"; {pod.name} says: {answer.error}"
+    return ""

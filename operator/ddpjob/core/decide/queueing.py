@@ -54,32 +54,48 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if obs.queue is None:
         return _leaves(obs)
     if obs.kueue is not ApiState.SERVED:
-        # A running job goes on, and no other job begins.
-        return None if _runs(obs) else Finding(Reason.NO_QUEUE, NOT_SERVED[obs.kueue])
+        if _runs(obs):
+            # A running job goes on, and no other job begins.
+            return None
+        return Finding(Reason.NO_QUEUE, NOT_SERVED[obs.kueue])
     workload = obs.workload
-    waits = f"waits for room in the queue {obs.queue}"
     if workload is None and obs.refusal:
         return Finding(obs.refusal.reason, obs.refusal.message)
     if workload is None or workload.finished:
-        return Finding(Reason.QUEUED, waits)
+        return Finding(Reason.QUEUED, _waits_for_room(obs))
     if workload.deleting:
         lost = f"Workload {workload.name} was deleted, so the job gives its room back"
         return Finding(Reason.QUEUED, f"{lost} and asks for room again")
-    if not workload.is_for(obs.queue, spec.nodes, spec.scheduling.topology):
+    if not _is_fit(workload, obs, spec):
         wanted = counted(spec.nodes, "node")
         return Finding(Reason.QUEUED, f"asks the queue {obs.queue} for room for {wanted}")
     if workload.may_run:
         return None
-    evicted = workload.condition(EVICTED)
+    return _waits_for_admission(obs, workload)
+
+
+def _waits_for_room(obs: Observation) -> str:
+    return f"waits for room in the queue {obs.queue}"
+
+
+def _waits_for_admission(obs: Observation, workload: Workload) -> Finding:
+    reason: str = Reason.QUEUED
+    if workload.evicted:
+        reason = str(workload.condition(EVICTED).get("reason"))
     if workload.evicted and workload.has_quota:
         lost = f"the queue {obs.queue} has taken the room of the job back"
-        return Finding(str(evicted.get("reason")), _with_words(lost, workload, EVICTED))
+        return Finding(reason, _with_words(lost, workload, EVICTED))
     if workload.has_quota and workload.checks:
         checks = ", ".join(workload.checks)
         message = f"has room in the queue {obs.queue}, and waits for its admission checks: {checks}"
         return Finding(Reason.QUEUED, message)
-    message = _with_words(waits, workload, QUOTA_RESERVED)
-    return Finding(str(evicted.get("reason")) if workload.evicted else Reason.QUEUED, message)
+    waits = _waits_for_room(obs)
+    return Finding(reason, _with_words(waits, workload, QUOTA_RESERVED))
+
+
+def _is_fit(workload: Workload, obs: Observation, spec: Spec) -> bool:
+    """Return True if a Workload asks for the room of the job as it is now."""
+    return workload.is_for(obs.queue, spec.nodes, spec.scheduling.topology)
 
 
 def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
@@ -88,14 +104,19 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
     Otherwise Kueue would take its pods one by one. Kueue's own kinds of jobs get the label from
     Kueue.
     """
-    is_possible = obs.has_default_queue is not False and obs.queue is None and not obs.refusal
-    is_off = obs.kueue in (ApiState.OFF, ApiState.REFUSED)
-    if not is_possible or is_off or spec.lifecycle.suspended:
+    if obs.has_default_queue is False or obs.queue is not None:
         return False
-    had_place = obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE
-    # With a place there, only the label was lost, as by `kubectl replace` of the user's manifest.
+    if obs.kueue in (ApiState.OFF, ApiState.REFUSED):
+        return False
+    if obs.refusal or spec.lifecycle.suspended:
+        return False
+    if obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE:
+        # With a place there, only the label was lost, as by `kubectl replace` of the user's
+        # manifest.
+        return True
     has_pods = obs.unreleased or obs.current or obs.status.attempt.latched
-    return had_place or not (has_pods or any(one.has_quota for one in obs.workloads))
+    has_room = any(one.has_quota for one in obs.workloads)
+    return not has_pods and not has_room
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:
@@ -105,10 +126,12 @@ def misplaced(obs: Observation) -> tuple[Pod, ...]:
         return ()
     levels = list(workload.domains[0].labels)
     places = {domain.key for domain in workload.domains}
-    waiting = (pod for pod in obs.current if pod.place and pod.active and not pod.node_name)
-    return tuple(
-        pod for pod in waiting if not pod.deleting and place_key(levels, pod.place) not in places
-    )
+    found = []
+    for pod in obs.current:
+        waits = pod.active and not pod.deleting and not pod.node_name
+        if waits and pod.place and place_key(levels, pod.place) not in places:
+            found.append(pod)
+    return tuple(found)
 
 
 def _leaves(obs: Observation) -> Finding | None:
@@ -118,8 +141,10 @@ def _leaves(obs: Observation) -> Finding | None:
     """
     if obs.kueue is not ApiState.SERVED:
         return None
-    held = [one for one in obs.workloads if one.has_quota and not one.finished]
-    return Finding(Reason.QUEUED, f"leaves the queue {held[0].queue}") if held else None
+    for workload in obs.workloads:
+        if workload.has_quota and not workload.finished:
+            return Finding(Reason.QUEUED, f"leaves the queue {workload.queue}")
+    return None
 
 
 def _runs(obs: Observation) -> bool:
@@ -129,30 +154,32 @@ def _runs(obs: Observation) -> bool:
 
 def _with_words(text: str, workload: Workload, kind: str) -> str:
     """Return a text with the words of Kueue in a condition."""
-    words = str(workload.condition(kind).get("message") or "")
+    condition = workload.condition(kind)
+    words = str(condition.get("message") or "")
     return f"{text}: {words}" if words else text
 
 
 def next_place(obs: Observation, spec: Spec) -> Place:
     """Return the present or the next place of a job. Each new place has a number of its own."""
-    place, workload = obs.status.place, obs.workload
+    place = obs.status.place
+    workload = obs.workload
     if not _wants_room(obs, spec):
         return place
     if workload and workload.may_run:
         return Place(place.number, workload.uid)
     if place.number == 0:
         # After the status was lost, the job keeps its room.
-        known = (one.name for one in obs.workloads if not one.finished)
-        return Place(newest_number(obs.job.name, obs.job.uid, known) or 1)
-    is_new = workload is None and bool(place.uid)
-    if is_new or (workload is not None and workload.finished):
-        return Place(place.number + 1)
-    return place
+        known = [one.name for one in obs.workloads if not one.finished]
+        newest = newest_number(obs.job.name, obs.job.uid, known)
+        return Place(newest or 1)
+    is_used_up = bool(place.uid) if workload is None else workload.finished
+    return Place(place.number + 1) if is_used_up else place
 
 
 def _wants_room(obs: Observation, spec: Spec) -> bool:
-    is_over = obs.status.finished or spec.lifecycle.suspended
-    return obs.queue is not None and obs.kueue is ApiState.SERVED and not is_over
+    if obs.status.finished or spec.lifecycle.suspended:
+        return False
+    return obs.queue is not None and obs.kueue is ApiState.SERVED
 
 
 def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
@@ -160,24 +187,31 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
     if obs.kueue is not ApiState.SERVED:
         return None
     workload = obs.workload
-    surplus = [one for one in obs.workloads if one is not workload and _is_to_remove(one)]
-    if surplus:
-        return _once_free(obs, PlaceStep(PlaceAction.REMOVE, surplus[0]))
+    for other in obs.workloads:
+        if other is not workload and _is_to_remove(other):
+            return _once_free(obs, PlaceStep(PlaceAction.REMOVE, other))
     if obs.status.finished:
         return finish(obs)
     if workload is None:
-        is_asked = _wants_room(obs, spec) and obs.status.place.number and not obs.status.place.uid
-        is_too_early = obs.refusal is not None and obs.refusal.is_too_early(now)
-        may_ask = is_asked and not is_too_early
-        return _once_free(obs, PlaceStep(PlaceAction.CREATE)) if may_ask else None
-    is_fit = workload.is_for(obs.queue, spec.nodes, spec.scheduling.topology)
-    is_of_no_use = workload.deleting or not (_wants_room(obs, spec) and is_fit)
-    if is_of_no_use:
-        step = PlaceStep(PlaceAction.REMOVE, workload)
-        return _once_free(obs, step) if workload.held or not workload.deleting else None
+        return _ask_for_room(obs, spec, now)
+    is_wanted = _wants_room(obs, spec) and _is_fit(workload, obs, spec)
+    if workload.deleting or not is_wanted:
+        is_gone = workload.deleting and not workload.held
+        if is_gone:
+            return None
+        return _once_free(obs, PlaceStep(PlaceAction.REMOVE, workload))
     if workload.evicted and workload.has_quota:
         return _once_free(obs, PlaceStep(PlaceAction.GIVE_BACK, workload))
     return _readiness(obs, workload) if workload.may_run else None
+
+
+def _ask_for_room(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
+    place = obs.status.place
+    if not _wants_room(obs, spec) or not place.number or place.uid:
+        return None
+    if obs.refusal and obs.refusal.is_too_early(now):
+        return None
+    return _once_free(obs, PlaceStep(PlaceAction.CREATE))
 
 
 def finish(obs: Observation) -> PlaceStep | None:
@@ -186,7 +220,9 @@ def finish(obs: Observation) -> PlaceStep | None:
     if obs.kueue is not ApiState.SERVED or workload is None:
         return None
     is_over = workload.finished and not workload.held
-    return None if is_over else _once_free(obs, PlaceStep(PlaceAction.FINISH, workload))
+    if is_over:
+        return None
+    return _once_free(obs, PlaceStep(PlaceAction.FINISH, workload))
 
 
 def _is_to_remove(workload: Workload) -> bool:

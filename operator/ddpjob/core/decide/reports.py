@@ -13,7 +13,10 @@ from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 
 def reported_steps(obs: Observation) -> Mapping[int, Steps]:
     """Return the first and the last step of attempts, as far as the agents of ended pods know."""
-    return {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+    found: dict[int, Steps] = {}
+    for pod in obs.pods:
+        found |= pod.steps
+    return found
 
 
 def reported_training(obs: Observation) -> Mapping[int, datetime]:
@@ -21,14 +24,19 @@ def reported_training(obs: Observation) -> Mapping[int, datetime]:
     found: dict[int, datetime] = {}
     for pod in obs.pods:
         for attempt, time in pod.trained.items():
-            found[attempt] = min(time, found.get(attempt, time))
+            known = found.get(attempt, time)
+            found[attempt] = min(time, known)
     return found
 
 
 def reported_totals(obs: Observation) -> Mapping[int, int]:
     """Return the planned steps of attempts, as far as the agents of ended pods know."""
-    totals = ((pod.reported, pod.total_steps or 0) for pod in obs.pods)
-    return {attempt: total for attempt, total in totals if attempt is not None and total > 0}
+    found = {}
+    for pod in obs.pods:
+        total = pod.total_steps or 0
+        if pod.reported is not None and total > 0:
+            found[pod.reported] = total
+    return found
 
 
 def report_steps(obs: Observation, plan: Plan) -> Plan:
@@ -45,7 +53,8 @@ def report_steps(obs: Observation, plan: Plan) -> Plan:
         attempts = with_training_times(attempts, times)
     if attempts is plan.status.attempts:
         return plan
-    return replace(plan, status=replace(plan.status, attempts=attempts))
+    status = replace(plan.status, attempts=attempts)
+    return replace(plan, status=status)
 
 
 def report_strays(obs: Observation, plan: Plan) -> Plan:
@@ -53,14 +62,20 @@ def report_strays(obs: Observation, plan: Plan) -> Plan:
     strays = obs.strays[:MAX_STRAYS]
     if strays == plan.status.stray_pods:
         return plan
-    events = plan.events
     if strays:
+        listed = ", ".join(strays)
         message = (
-            f"ignored pods that the operator did not create for this job: {', '.join(strays)}; "
+            f"ignored pods that the operator did not create for this job: {listed}; "
             "delete them if they are copies"
         )
-        events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
-    return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
+        plan = _with_warning(plan, "StrayPods", message)
+    status = replace(plan.status, stray_pods=strays)
+    return replace(plan, status=status)
+
+
+def _with_warning(plan: Plan, reason: str, message: str) -> Plan:
+    event = Event("Warning", reason, message[:MAX_MESSAGE])
+    return replace(plan, events=(*plan.events, event))
 
 
 def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
@@ -70,15 +85,15 @@ def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
     """
     if spec.unknown_fields == plan.status.ignored_fields:
         return plan
-    events = plan.events
     if not plan.status.ignored_fields:
+        listed = ", ".join(spec.unknown_fields)
         message = (
-            f"ignored unknown fields: {', '.join(spec.unknown_fields)}. The CRD is newer than the "
+            f"ignored unknown fields: {listed}. The CRD is newer than the "
             "operator: upgrade the operator to use them."
         )
-        events = (*events, Event("Warning", "UnknownFields", message[:MAX_MESSAGE]))
+        plan = _with_warning(plan, "UnknownFields", message)
     status = replace(plan.status, ignored_fields=spec.unknown_fields)
-    return replace(plan, status=status, events=events)
+    return replace(plan, status=status)
 
 
 def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:

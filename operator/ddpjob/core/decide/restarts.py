@@ -22,13 +22,14 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status, UsedBudget, starting_seconds
 from ddpjob.core.decide.budget import count_restart, kept_backoff
-from ddpjob.core.decide.causes import Verdict, certain_verdict
+from ddpjob.core.decide.causes import certain_verdict
 from ddpjob.core.decide.deletions import delete_all_unfinished
 from ddpjob.core.decide.describe import stop_running, with_status
 from ddpjob.core.decide.gangs import pods_with_room
 from ddpjob.core.decide.hopeless import PASSING, failure_of, hopeless_ending, may_repeat
 from ddpjob.core.decide.in_place import pods_that_stay
 from ddpjob.core.decide.transitions import begin_attempt, fail, grace_of, record, with_ended_attempt
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 
@@ -58,7 +59,8 @@ def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetim
     event = Event("Warning", "Restarting", verdict.message)
     stay = pods_that_stay(counted_obs, spec, verdict.cause, verdict.pod, now)
     change = Change(REASONS[verdict.cause], event, stay)
-    return replace(replace_gang(counted_obs, spec, change, now), confirm=lost_pods(obs))
+    plan = replace_gang(counted_obs, spec, change, now)
+    return replace(plan, confirm=lost_pods(obs))
 
 
 def lost_pods(obs: Observation) -> tuple[str, ...]:
@@ -67,7 +69,10 @@ def lost_pods(obs: Observation) -> tuple[str, ...]:
 
 
 def count_failure(
-    obs: Observation, spec: Spec, verdict: Verdict, now: datetime
+    obs: Observation,
+    spec: Spec,
+    verdict: Verdict,
+    now: datetime,
 ) -> Observation | Plan:
     """Return the Observation with an ended attempt in its history, its budget and its back-off.
 
@@ -83,11 +88,14 @@ def count_failure(
     failure = failure_of(obs, policy, verdict, now)
     ending = hopeless_ending(failure)
     if ending:
-        return replace(fail(obs, spec, ending, now), confirm=lost_pods(obs))
+        plan = fail(obs, spec, ending, now)
+        return replace(plan, confirm=lost_pods(obs))
     status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
     if may_repeat(failure):
-        status = replace(status, backoff=status.backoff.at_least(now + PASSING))
-    return with_ended_attempt(with_status(obs, status), entry, now)
+        backoff = status.backoff.at_least(now + PASSING)
+        status = replace(status, backoff=backoff)
+    obs = with_status(obs, status)
+    return with_ended_attempt(obs, entry, now)
 
 
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
@@ -97,7 +105,8 @@ def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
     if pod is None or not pod.node_name or not verdict.blames_node:
         return status
     recent = forget_old_failures(status.failed_nodes, now)
-    return replace(status, failed_nodes=count_failed_node(recent, pod.node_name, now))
+    failed_nodes = count_failed_node(recent, pod.node_name, now)
+    return replace(status, failed_nodes=failed_nodes)
 
 
 def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> LastFailure:
@@ -126,11 +135,13 @@ def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
         return restart_or_fail(obs, spec, verdict, now)
     message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
     entry = record(obs, Cause.RESIZED, Reason.RESIZED, message)
-    obs = with_status(obs, replace(obs.status, backoff=kept_backoff(obs.status, now)))
+    backoff = kept_backoff(obs.status, now)
+    obs = with_status(obs, replace(obs.status, backoff=backoff))
     event = Event("Normal", "Resized", message)
     stay = pods_that_stay(obs, spec, Cause.RESIZED, None, now)
+    change = Change(Reason.RESIZED, event, stay)
     obs = with_ended_attempt(obs, entry, now)
-    return replace_gang(obs, spec, Change(Reason.RESIZED, event, stay), now)
+    return replace_gang(obs, spec, change, now)
 
 
 def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -143,7 +154,9 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
     conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
     # Pods left alone may have gone on, and somebody may have restored an old status.
     newest = max((pod.attempt for pod in obs.pods), default=0)
-    runs = bool(obs.current) and obs.all_run
+    running_time = status.attempt.running_time
+    if running_time is None and obs.current and obs.all_run:
+        running_time = now
     used = status.budget
     costs = (used.failures, used.disruptions, used.announced)
     status = replace(
@@ -151,7 +164,7 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
         attempt=replace(
             status.attempt,
             number=max(obs.attempt, newest),
-            running_time=status.attempt.running_time or (now if runs else None),
+            running_time=running_time,
         ),
         conditions=conditions,
         completion_time=None,
@@ -160,7 +173,9 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
         budget=UsedBudget(*costs, retried=Retried(spec.lifecycle.retries, *costs)),
     )
     event = Event("Normal", "Retried", message)
-    return replace_gang(with_status(obs, status), spec, Change(Reason.RETRIED, event), now)
+    change = Change(Reason.RETRIED, event)
+    obs = with_status(obs, status)
+    return replace_gang(obs, spec, change, now)
 
 
 def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -168,17 +183,20 @@ def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
     older = obs.older_gang
     assert older is not None
     with_room = pods_with_room(obs.current, obs.is_under_quota)
+    wanted = counted(obs.status.pods.desired, "pod")
     message = (
-        f"only {len(with_room)} of {counted(obs.status.pods.desired, 'pod')} had room; all are "
+        f"only {len(with_room)} of {wanted} had room; all are "
         f"deleted to make room for {older}, which is incomplete too"
     )
     entry = record(obs, Cause.YIELDED, Reason.YIELDED, message)
     event = Event("Normal", Reason.YIELDED, message)
+    change = Change(Reason.YIELDED, event)
     obs = with_ended_attempt(obs, entry, now)
-    plan = replace_gang(obs, spec, Change(Reason.YIELDED, event), now)
+    plan = replace_gang(obs, spec, change, now)
     yielding = Yielding(older.uid, now + YIELD_TIME)
     attempt = replace(plan.status.attempt, yielding=yielding)
-    return replace(plan, status=replace(plan.status, attempt=attempt))
+    status = replace(plan.status, attempt=attempt)
+    return replace(plan, status=status)
 
 
 def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) -> Plan:
@@ -188,10 +206,8 @@ def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) ->
     """
     message = change.event.message[:MAX_MESSAGE]
     begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)
-    was_lost_early = change.reason == Reason.DISRUPTION and obs.status.attempt.running_time is None
-    never_started = was_lost_early or change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
     attempt = begun.attempt
-    if never_started:
+    if _never_started(obs, change.reason):
         # Such a gang does not get the time of startupDeadlineSeconds again.
         waited = starting_seconds(obs.status.attempt, now)
         attempt = replace(attempt, starting_seconds=waited)
@@ -213,3 +229,10 @@ def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) ->
         events=(replace(change.event, message=announcement),),
         wake_after=0.0,
     )
+
+
+def _never_started(obs: Observation, reason: Reason) -> bool:
+    """Return True if the pods of the ended attempt have not met, as its reason shows."""
+    if reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED):
+        return True
+    return reason == Reason.DISRUPTION and obs.status.attempt.running_time is None

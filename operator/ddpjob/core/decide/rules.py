@@ -91,13 +91,21 @@ def decide(obs: Observation, now: datetime) -> Plan:
     if spec is None:
         plan = _unreadable_spec(obs)
     else:
-        unreachable = track_unreachable(obs, now)
-        attempt = latch_run(obs, now)
-        obs = with_status(obs, replace(obs.status, unreachable_nodes=unreachable, attempt=attempt))
-        plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
+        observed = replace(
+            obs.status,
+            unreachable_nodes=track_unreachable(obs, now),
+            attempt=latch_run(obs, now),
+        )
+        obs = with_status(obs, observed)
+        plan = _first_match(obs, spec, now)
+        plan = _complete_plan(obs, spec, plan, now)
     generation = obs.job.generation
     conditions = stamp_conditions(plan.status.conditions, generation, now)
-    status = replace(plan.status, observed_generation=generation, conditions=conditions)
+    status = replace(
+        plan.status,
+        observed_generation=generation,
+        conditions=conditions,
+    )
     return replace(plan, status=status)
 
 
@@ -125,13 +133,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
         after = with_status(after, replace(after.status, attempt=attempt))
     assign = (*assignments(after), *orders)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
-    # A deadline already over before this look is no reason for another look at once.
-    came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
-    if any(not is_due(timer, obs, spec, now) for timer in came):
+    if _has_new_deadline(obs, after, spec, now):
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     check_agent = is_due(timers.agent_is_checked, after, spec, now)
-    after = with_status(after, replace(after.status, place=next_place(after, spec)))
+    place = next_place(after, spec)
+    after = with_status(after, replace(after.status, place=place))
     return replace(
         plan,
         status=after.status,
@@ -141,6 +148,23 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
         check_agent=check_agent,
         wake_after=wake_after,
     )
+
+
+def _has_new_deadline(
+    before: Observation,
+    after: Observation,
+    spec: Spec,
+    now: datetime,
+) -> bool:
+    """Return True if a deadline is over by a change of this look itself.
+
+    A deadline already over before this look is no reason for another look at once.
+    """
+    for timer in timers.DEADLINES:
+        was_due = is_due(timer, before, spec, now)
+        if is_due(timer, after, spec, now) and not was_due:
+            return True
+    return False
 
 
 def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -179,7 +203,9 @@ def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None
 
 
 def job_is_taken_up_again(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    return retry(obs, spec, now) if obs.status.is_retried_by(spec.lifecycle.retries) else None
+    if not obs.status.is_retried_by(spec.lifecycle.retries):
+        return None
+    return retry(obs, spec, now)
 
 
 def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -215,7 +241,9 @@ def default_queue_takes_the_job(obs: Observation, spec: Spec, now: datetime) -> 
 
 def job_may_not_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     why = what_holds(obs, spec)
-    return suspend(obs, spec, why, now) if why else None
+    if why is None:
+        return None
+    return suspend(obs, spec, why, now)
 
 
 def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -230,11 +258,14 @@ def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan
 def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if obs.status.attempt.number is not None:
         return None
-    return pods_are_not_created(with_status(obs, begin(obs, spec, now)), spec, now)
+    begun = with_status(obs, begin(obs, spec, now))
+    return pods_are_not_created(begun, spec, now)
 
 
 def job_is_resumed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    return resume(obs, spec, now) if obs.status.has(Condition.SUSPENDED) else None
+    if not obs.status.has(Condition.SUSPENDED):
+        return None
+    return resume(obs, spec, now)
 
 
 def older_pods_still_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -258,7 +289,8 @@ def queue_has_replaced_a_node(obs: Observation, spec: Spec, now: datetime) -> Pl
     pods = misplaced(obs)
     if not pods:
         return None
-    return Plan(recount(obs), delete=tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods))
+    delete = tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods)
+    return Plan(recount(obs), delete=delete)
 
 
 def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -290,8 +322,12 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
         # A new operator does not know yet why pods are missing: the next refusal says it.
         return None
     blocker = find_blocker(obs)
-    reason = blocker.reason if blocker else Reason.STARTUP_DEADLINE
-    why = blocker.message if blocker else describe_existing_pods(obs, now).message
+    if blocker:
+        reason = blocker.reason
+        why = blocker.message
+    else:
+        reason = Reason.STARTUP_DEADLINE
+        why = describe_existing_pods(obs, now).message
     seconds = int(limit.total_seconds())
     message = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
     return stop(obs, spec, reason, message, now)
@@ -361,7 +397,8 @@ def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     was_running = obs.status.has(Condition.RUNNING)
     if was_running or not status.has(Condition.RUNNING):
         return Plan(status)
-    return Plan(status, events=(Event("Normal", "Running", status.message),))
+    event = Event("Normal", "Running", status.message)
+    return Plan(status, events=(event,))
 
 
 RULES: tuple[Rule, ...] = (

@@ -28,7 +28,8 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.file.rpartition('/')[2]}, line {self.line})"
+        file_name = self.file.rpartition("/")[2]
+        return f"{self.function} ({file_name}, line {self.line})"
 
 
 Stacks = Mapping[int, Sequence[Frame]]
@@ -47,10 +48,11 @@ def read_stacks(text: str) -> dict[int, list[Frame]]:
 
     It is empty for a rank that could not write it.
     """
-    found: dict[int, list[Frame]] = {int(rank): [] for rank in NO_STACK.findall(text)}
+    stacks: dict[int, list[Frame]] = {int(rank): [] for rank in NO_STACK.findall(text)}
     for rank, file, line, function in LINE.findall(text):
-        found.setdefault(int(rank), []).append(Frame(file, line, function))
-    return found
+        stack = stacks.setdefault(int(rank), [])
+        stack.append(Frame(file, line, function))
+    return stacks
 
 
 def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
@@ -59,27 +61,38 @@ def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
     Of two groups of equal size, choose the one that waits for nobody, then the one in the lowest
     step. `steps` has the last step of ranks, as far as it is known.
     """
-    groups: dict[tuple[Frame, ...] | None, list[int]] = {}
-    for rank in sorted(stacks):
-        key = _own_frames(stacks[rank]) if stacks[rank] else None
-        groups.setdefault(key, []).append(rank)
+    groups = _group_ranks(stacks)
     if len(groups) < 2:
         return None
 
     def suspicion(ranks: Sequence[int]) -> tuple[int, bool, float]:
+        waits = _waits(stacks[ranks[0]])
         known = [steps[rank] for rank in ranks if rank in steps]
-        return len(ranks), _waits(stacks[ranks[0]]), min(known, default=float("inf"))
+        lowest_step = min(known, default=float("inf"))
+        return len(ranks), waits, lowest_step
 
-    first, second, *_ = sorted(groups.values(), key=suspicion)
+    first, second, *_ = sorted(groups, key=suspicion)
     if suspicion(first) == suspicion(second):
         return None
-    others = max((ranks for ranks in groups.values() if ranks is not first), key=len)
-    verbs = ("stands" if len(first) == 1 else "stand", "is" if len(others) == 1 else "are")
+    others = max((ranks for ranks in groups if ranks is not first), key=len)
+    stand = "stands" if len(first) == 1 else "stand"
+    are = "is" if len(others) == 1 else "are"
+    place = _place(stacks[first[0]])
+    their_place = _place(stacks[others[0]])
     message = (
-        f"{_named(first)} {verbs[0]} out, in {_place(stacks[first[0]])}, while {_named(others)} "
-        f"{verbs[1]} in {_place(stacks[others[0]])}"
+        f"{_named(first)} {stand} out, in {place}, while {_named(others)} {are} in {their_place}"
     )
     return Culprit(tuple(first), message)
+
+
+def _group_ranks(stacks: Stacks) -> list[list[int]]:
+    """Return the ranks by equal stacks outside of torch. Ranks without a stack are one group."""
+    groups: dict[tuple[Frame, ...] | None, list[int]] = {}
+    for rank in sorted(stacks):
+        stack = stacks[rank]
+        key = _own_frames(stack) if stack else None
+        groups.setdefault(key, []).append(rank)
+    return list(groups.values())
 
 
 def _own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -92,8 +105,13 @@ def _waits(stack: Sequence[Frame]) -> bool:
 
 def _place(stack: Sequence[Frame]) -> str:
     """Return the innermost frame outside of torch."""
-    return str([*_own_frames(stack), *stack, "a call that does not return"][0])
+    frames = _own_frames(stack) or stack
+    if not frames:
+        return "a call that does not return"
+    return str(frames[0])
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")
+    first = f"rank {ranks[0]}"
+    more = len(ranks) - 1
+    return f"{first} and {more} more" if more else first

@@ -7,7 +7,7 @@ from ddpjob.core.api.conditions import set_condition
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.api.status import PodCounts
+from ddpjob.core.api.status import PodCounts, Status
 from ddpjob.core.decide.budget import kept_backoff
 from ddpjob.core.decide.causes import certain_verdict
 from ddpjob.core.decide.dead_nodes import describe_wait
@@ -22,6 +22,7 @@ from ddpjob.core.decide.transitions import (
     why_resumed,
     with_ended_attempt,
 )
+from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Finding, Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 
@@ -32,52 +33,91 @@ def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
     A failure that is certain when the suspension begins is counted. Pods that end later were ended
     by the suspension.
     """
-    is_asked_for = why.reason == Reason.SUSPENDED
     begins = not obs.status.has(Condition.SUSPENDED)
-    # After the status was lost, the pods may end because of a suspension before.
-    has_begun = obs.status.attempt.number is not None
-    is_known = has_begun and obs.status.reason != Reason.STATUS_RECOVERED
-    failure = certain_verdict(obs, now) if begins and is_known else None
+    failure = _failure_before(obs, now) if begins else None
     if failure:
         counted_obs = count_failure(obs, spec, failure, now)
         if isinstance(counted_obs, Plan):
             return counted_obs
         obs = counted_obs
-    remaining = [pod for pod in obs.pods if not pod.released]
-    message = why.message
-    if remaining:
-        wait = describe_wait(obs, remaining[0], now)
-        begin = "suspending:" if is_asked_for else f"{why.message};"
-        message = f"{begin} waiting for {describe_pods(remaining)} to end{wait}"
+    message = _describe_suspension(obs, why, now)
     delete = delete_all_unfinished(obs, grace_of(obs), now)
-    reason = why.reason
     events: tuple[Event, ...] = ()
     if begins:
-        events = (Event("Normal", reason, message[:MAX_MESSAGE]),)
-        # An attempt without a pod is no part of the history.
-        had_pods = bool(obs.current) or obs.status.attempt.latched
-        if has_begun and had_pods and not failure:
-            cause = "the job was suspended" if is_asked_for else why.message
-            obs = with_ended_attempt(obs, record(obs, Cause.SUSPENDED, reason, cause), now)
-    phase = Phase.SUSPENDED if is_asked_for else Phase.PENDING
-    status = describe(obs, phase, reason, message)
-    if status.attempt.number is None:
-        selector = selector_of(obs.job)
-        status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
-    conditions = stop_running(status.conditions, reason, status.message)
-    status = replace(
-        status,
-        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, status.message),
-        backoff=kept_backoff(status, now) if begins and not failure else status.backoff,
-        attempt=replace(status.attempt, undecided_since=None, silent_since=None),
-    )
+        events = (Event("Normal", why.reason, message[:MAX_MESSAGE]),)
+        if not failure:
+            obs = _end_attempt(obs, why, now)
+    status = _suspended(obs, spec, why, message)
+    if begins and not failure:
+        status = replace(status, backoff=kept_backoff(status, now))
     confirm = lost_pods(obs) if failure else ()
     return Plan(status, delete=delete, events=events, confirm=confirm)
+
+
+def _failure_before(obs: Observation, now: datetime) -> Verdict | None:
+    """Return the failure of the attempt before its suspension, if it is certain."""
+    if obs.status.attempt.number is None:
+        return None
+    # After the status was lost, the pods may end because of a suspension before.
+    if obs.status.reason == Reason.STATUS_RECOVERED:
+        return None
+    return certain_verdict(obs, now)
+
+
+def _is_asked_for(why: Finding) -> bool:
+    """Return True if the user has suspended the job, and no queue."""
+    return why.reason == Reason.SUSPENDED
+
+
+def _describe_suspension(obs: Observation, why: Finding, now: datetime) -> str:
+    remaining = obs.unreleased
+    if not remaining:
+        return why.message
+    begin = "suspending:" if _is_asked_for(why) else f"{why.message};"
+    wait = describe_wait(obs, remaining[0], now)
+    return f"{begin} waiting for {describe_pods(remaining)} to end{wait}"
+
+
+def _end_attempt(obs: Observation, why: Finding, now: datetime) -> Observation:
+    """Add the suspended attempt to the history. An attempt without a pod is no part of it."""
+    attempt = obs.status.attempt
+    had_pods = bool(obs.current) or attempt.latched
+    if attempt.number is None or not had_pods:
+        return obs
+    cause = "the job was suspended" if _is_asked_for(why) else why.message
+    entry = record(obs, Cause.SUSPENDED, why.reason, cause)
+    return with_ended_attempt(obs, entry, now)
+
+
+def _suspended(obs: Observation, spec: Spec, why: Finding, message: str) -> Status:
+    phase = Phase.SUSPENDED if _is_asked_for(why) else Phase.PENDING
+    status = describe(obs, phase, why.reason, message)
+    if status.attempt.number is None:
+        status = replace(
+            status,
+            pods=PodCounts(desired=spec.nodes),
+            selector=selector_of(obs.job),
+        )
+    conditions = stop_running(status.conditions, why.reason, status.message)
+    conditions = set_condition(
+        conditions,
+        Condition.SUSPENDED,
+        True,
+        why.reason,
+        status.message,
+    )
+    attempt = replace(
+        status.attempt,
+        undecided_since=None,
+        silent_since=None,
+    )
+    return replace(status, conditions=conditions, attempt=attempt)
 
 
 def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Begin a new attempt after a suspension, or with new room in a queue. It costs nothing."""
     reason, message = why_resumed(obs)
     event = Event("Normal", reason, message)
-    resumed = with_status(obs, replace(obs.status, conditions=not_suspended(obs)))
+    status = replace(obs.status, conditions=not_suspended(obs))
+    resumed = with_status(obs, status)
     return replace_gang(resumed, spec, Change(reason, event), now)

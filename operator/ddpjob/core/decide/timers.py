@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.api.status import Status, starting_seconds
+from ddpjob.core.api.status import Attempt, Status, starting_seconds
 from ddpjob.core.api.times import MAX_SECONDS, later
 from ddpjob.core.decide.causes import settles_at
 from ddpjob.core.decide.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
@@ -20,7 +20,7 @@ from ddpjob.core.decide.heartbeats import checked_from
 from ddpjob.core.decide.in_place import silent_time
 from ddpjob.core.decide.inquiry import LOOK_INTERVAL, asked_from
 from ddpjob.core.decide.meeting import late_from
-from ddpjob.core.observe.observation import Observation, TrainerState
+from ddpjob.core.observe.observation import Observation, Pod
 
 Timer = Callable[[Observation, Spec, datetime], datetime | None]
 
@@ -47,52 +47,77 @@ CUT_OFF_INTERVAL = timedelta(seconds=5)
 def run_clocks(obs: Observation, now: datetime) -> Status:
     """Return the status with its clocks started and stopped."""
     status = obs.status
-    attempt = status.attempt
     if status.finished or status.has(Condition.SUSPENDED):
-        passed = now - status.active_since if status.active_since else timedelta(0)
-        return replace(
-            status,
-            active_seconds=status.active_seconds + int(passed.total_seconds()),
-            active_since=None,
-            attempt=replace(attempt, starting_since=None, undecided_since=None, silent_since=None),
-        )
-    is_starting = _is_starting(obs, now)
-    # An interruption, such as a scheduling gate, stops the clock, and the first run resets it.
-    waited = attempt.starting_seconds if is_starting else starting_seconds(attempt, now)
-    is_active = status.active_since or any(not pod.released for pod in obs.pods)
+        return _stop_clocks(status, now)
+    active_since = status.active_since
+    if not active_since and obs.unreleased:
+        active_since = now
+    attempt = _run_clocks_of_attempt(obs, now)
+    return replace(status, active_since=active_since, attempt=attempt)
+
+
+def _stop_clocks(status: Status, now: datetime) -> Status:
+    active_seconds = status.active_seconds
+    if status.active_since:
+        passed = now - status.active_since
+        active_seconds += int(passed.total_seconds())
+    attempt = replace(
+        status.attempt,
+        starting_since=None,
+        undecided_since=None,
+        silent_since=None,
+    )
     return replace(
         status,
-        active_since=(status.active_since or now) if is_active else None,
-        attempt=replace(
-            attempt,
-            starting_since=(attempt.starting_since or now) if is_starting else None,
-            starting_seconds=0 if attempt.running_time else waited,
-            undecided_since=attempt.undecided_since if _has_failed_pod(obs) else None,
-            silent_since=(attempt.silent_since or now) if _is_silent(obs) else None,
-        ),
+        active_seconds=active_seconds,
+        active_since=None,
+        attempt=attempt,
     )
 
 
-def _has_failed_pod(obs: Observation) -> bool:
-    return any(pod.state is TrainerState.FAILED for pod in obs.current)
+def _run_clocks_of_attempt(obs: Observation, now: datetime) -> Attempt:
+    attempt = obs.status.attempt
+    is_starting = _is_starting(obs, now)
+    # An interruption, such as a scheduling gate, stops the clock, and the first run resets it.
+    waited = attempt.starting_seconds if is_starting else starting_seconds(attempt, now)
+    return replace(
+        attempt,
+        starting_since=_since(attempt.starting_since, is_starting, now),
+        starting_seconds=0 if attempt.running_time else waited,
+        undecided_since=attempt.undecided_since if obs.has_failed_pod else None,
+        silent_since=_since(attempt.silent_since, _is_silent(obs), now),
+    )
+
+
+def _since(before: datetime | None, runs: bool, now: datetime) -> datetime | None:
+    """Return when a clock was started; None if it does not run."""
+    if not runs:
+        return None
+    return before or now
 
 
 def _is_silent(obs: Observation) -> bool:
     """Return True if pods run and are not ready, although they must be, or their setup is over."""
     spec = obs.job.spec
     has_setup = spec is not None and bool(spec.setup)
-    return bool((obs.must_be_ready or has_setup) and obs.silent)
+    if not obs.must_be_ready and not has_setup:
+        return False
+    return bool(obs.silent)
 
 
 def _is_starting(obs: Observation, now: datetime) -> bool:
     """Return True if the attempt waits for its nodes, and neither for a queue nor for its turn."""
     status = obs.status
-    if status.attempt.number is None or status.attempt.running_time or status.attempt.yielding:
+    attempt = status.attempt
+    if attempt.number is None or attempt.running_time or attempt.yielding:
         return False
-    end = status.backoff.until
-    gated = any(pod.gated for pod in obs.current)
-    waits_for_others = bool(obs.leftovers) or any(not pod.released for pod in obs.older)
-    return not gated and not waits_for_others and not (end and now < end)
+    backoff_end = status.backoff.until
+    if backoff_end and now < backoff_end:
+        return False
+    if any(pod.gated for pod in obs.current):
+        return False
+    older_run = any(not pod.released for pod in obs.older)
+    return not obs.leftovers and not older_run
 
 
 # The timers
@@ -103,13 +128,16 @@ def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 
 def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    return settles_at(obs.status, now) if obs.status.attempt.undecided_since else None
+    if not obs.status.attempt.undecided_since:
+        return None
+    return settles_at(obs.status, now)
 
 
 def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.attempt.silent_since
-    is_silent = obs.must_be_ready and _is_silent(obs)
-    return later(started, silent_time(obs)) if started and is_silent else None
+    if not started or not obs.must_be_ready or not _is_silent(obs):
+        return None
+    return later(started, silent_time(obs))
 
 
 def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -119,7 +147,9 @@ def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | 
 
 def writing_is_asked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again: no event concerns the job when its other pods stop writing too."""
-    return later(now, LOOK_INTERVAL) if suspects(obs, spec) else None
+    if not suspects(obs, spec):
+        return None
+    return later(now, LOOK_INTERVAL)
 
 
 def heartbeats_are_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -158,13 +188,16 @@ def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | 
 def _end_of(limit: timedelta, started: datetime, used: int) -> datetime:
     """Return the end of a limit. `used` seconds of it had passed when its clock was started."""
     remaining = int(limit.total_seconds()) - used
-    return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
+    remaining = min(max(remaining, 0), MAX_SECONDS)
+    return later(started, timedelta(seconds=remaining))
 
 
 def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     limit = spec.lifecycle.time_to_live
-    ended = obs.status.completion_time if obs.status.finished else None
-    return later(ended, limit) if limit is not None and ended else None
+    ended = obs.status.completion_time
+    if limit is None or not ended or not obs.status.finished:
+        return None
+    return later(ended, limit)
 
 
 def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -181,42 +214,56 @@ def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | 
 
 def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     checked = agent_is_checked(obs, spec, now)
-    return later(now, CREATION_INTERVAL) if checked and checked <= now else None
+    if not checked or checked > now:
+        return None
+    return later(now, CREATION_INTERVAL)
 
 
 def node_is_forgotten(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again: no event concerns the job when a node that it has left returns."""
-    pods = (*obs.pods, *obs.leftovers)
-    used = {pod.node_name for pod in pods if not pod.released}
+    if obs.status.finished:
+        return None
+    used = {pod.node_name for pod in _unfinished(obs)}
     has_left = any(node.name not in used for node in obs.status.unreachable_nodes)
-    return later(now, LEFT_NODE_INTERVAL) if has_left and not obs.status.finished else None
+    return later(now, LEFT_NODE_INTERVAL) if has_left else None
+
+
+def _unfinished(obs: Observation) -> list[Pod]:
+    pods = (*obs.pods, *obs.leftovers)
+    return [pod for pod in pods if not pod.released]
 
 
 def contest_is_looked_at(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again: no event concerns the job when an older gang becomes incomplete."""
     began = gang_timeout(obs, spec, now)
-    return later(now, CONTEST_INTERVAL) if began and began <= now else None
+    if not began or began > now:
+        return None
+    return later(now, CONTEST_INTERVAL)
 
 
 def cut_off_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again soon: no event concerns the job when another Kubernetes node is ready again."""
     if not is_cut_off(obs):
         return None
-    unfinished = [pod for pod in (*obs.pods, *obs.leftovers) if not pod.released]
-    waits = any(is_not_ready(obs, pod.node_name) for pod in unfinished)
+    waits = any(is_not_ready(obs, pod.node_name) for pod in _unfinished(obs))
     return later(now, CUT_OFF_INTERVAL) if waits else None
 
 
 def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    return None if obs.status.finished else next_overdue(obs, now)
+    if obs.status.finished:
+        return None
+    return next_overdue(obs, now)
 
 
 def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.attempt.starting_since
-    holders = pods_with_room(obs.current, obs.is_under_quota)
-    if started is None or not holders or obs.all_run or not _is_starting(obs, now):
+    if started is None or obs.all_run or not _is_starting(obs, now):
         return None
-    return later(started, QUOTA_TIMEOUT if obs.is_under_quota else obs.policy.gang_timeout)
+    has_room = bool(pods_with_room(obs.current, obs.is_under_quota))
+    if not has_room:
+        return None
+    limit = QUOTA_TIMEOUT if obs.is_under_quota else obs.policy.gang_timeout
+    return later(started, limit)
 
 
 TIMERS: tuple[Timer, ...] = (
@@ -254,6 +301,10 @@ def is_due(timer: Timer, obs: Observation, spec: Spec, now: datetime) -> bool:
 
 def seconds_until_next(obs: Observation, spec: Spec, now: datetime) -> float | None:
     """Return the seconds until the earliest future moment, or None."""
-    moments = [timer(obs, spec, now) for timer in TIMERS]
-    waits = [(moment - now).total_seconds() for moment in moments if moment and moment > now]
+    waits = []
+    for timer in TIMERS:
+        moment = timer(obs, spec, now)
+        if moment and moment > now:
+            wait = moment - now
+            waits.append(wait.total_seconds())
     return min(waits, default=None)

@@ -30,7 +30,11 @@ from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 
 
 def begin_attempt(
-    obs: Observation, spec: Spec, attempt: int, now: datetime, kept: Sequence[Pod] = ()
+    obs: Observation,
+    spec: Spec,
+    attempt: int,
+    now: datetime,
+    kept: Sequence[Pod] = (),
 ) -> Status:
     """Return the status of a new attempt, with the nodes of the spec.
 
@@ -39,24 +43,20 @@ def begin_attempt(
     """
     job = obs.job
     before = job.status.attempt
-    births = {pod.index: pod.born for pod in kept}
-    # A pod without an address is found by its name.
-    with_address = [pod for pod in kept if pod.address]
-    first = min(with_address, key=lambda pod: pod.index, default=None)
-    host = Host(first.index, first.address) if first else Host()
-    ran = before.running_time is not None
-    if not ran and (before.births or any(not pod.released for pod in obs.older)):
-        # Pods may still run an older attempt. They keep their time for a checkpoint.
-        ran = before.previous_ran
+    births: tuple[int, ...] = ()
+    if kept:
+        born = {pod.index: pod.born for pod in kept}
+        births = tuple(born.get(index, attempt) for index in range(spec.nodes))
+    host = _host_among(kept)
     return replace(
         job.status,
         attempt=Attempt(
             attempt,
             start=now,
             had_pods=before.had_pods or before.latched,
-            births=tuple(births.get(i, attempt) for i in range(spec.nodes)) if kept else (),
+            births=births,
             host=host,
-            previous_ran=ran,
+            previous_ran=_has_run(obs),
         ),
         failed_nodes=forget_old_failures(job.status.failed_nodes, now),
         pods=PodCounts(desired=spec.nodes),
@@ -71,6 +71,27 @@ def begin_attempt(
     )
 
 
+def _host_among(kept: Sequence[Pod]) -> Host:
+    # A pod without an address is found by its name.
+    with_address = [pod for pod in kept if pod.address]
+    if not with_address:
+        return Host()
+    first = min(with_address, key=lambda pod: pod.index)
+    return Host(first.index, first.address)
+
+
+def _has_run(obs: Observation) -> bool:
+    """Return True if pods may have trained in the attempt, or in an older one."""
+    attempt = obs.status.attempt
+    if attempt.running_time is not None:
+        return True
+    older_run = any(not pod.released for pod in obs.older)
+    if attempt.births or older_run:
+        # Pods may still run an older attempt. They keep their time for a checkpoint.
+        return attempt.previous_ran
+    return False
+
+
 def selector_of(job: Job) -> str:
     """Return the label selector of a job's pods, for the scale subresource."""
     return f"{names.LABEL_JOB_UID}={job.uid}"
@@ -82,17 +103,19 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
     A missing pod counts as lost, since it is not known whether it was created.
     """
     attempt = max(pod.attempt for pod in obs.pods)
-    nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
+    newest = [pod for pod in obs.pods if pod.attempt == attempt]
+    nodes = 1 + max(pod.index for pod in newest)
+    all_ran = all(pod.started for pod in newest)
     message = (
         f"the status was deleted or replaced by an older one; the job continues with attempt "
         f"{attempt}, the newest that has pods"
     )
-    stayed = [pod for pod in obs.pods if pod.born < attempt == pod.attempt]
+    stayed = [pod for pod in newest if pod.born < attempt]
     begun = begin_attempt(obs, spec, attempt, now, stayed)
-    all_ran = all(pod.started for pod in obs.pods if pod.attempt == attempt)
+    was_suspended = begun.has(Condition.SUSPENDED)
     status = replace(
         begun,
-        conditions=not_suspended(obs) if begun.has(Condition.SUSPENDED) else begun.conditions,
+        conditions=not_suspended(obs) if was_suspended else begun.conditions,
         # Pods that may have trained get time for a checkpoint.
         attempt=replace(
             begun.attempt,
@@ -112,10 +135,13 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
     """Return the status of the first attempt. Only later growth of `spec.retries` counts."""
-    budget = replace(obs.status.budget, retried=Retried(spec.lifecycle.retries))
-    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, budget=budget)
-    was_suspended = begun.has(Condition.SUSPENDED)
-    return replace(begun, conditions=not_suspended(obs)) if was_suspended else begun
+    retried = Retried(spec.lifecycle.retries)
+    budget = replace(obs.status.budget, retried=retried)
+    begun = begin_attempt(obs, spec, 0, now)
+    begun = replace(begun, start_time=now, budget=budget)
+    if begun.has(Condition.SUSPENDED):
+        begun = replace(begun, conditions=not_suspended(obs))
+    return begun
 
 
 # End
@@ -134,46 +160,54 @@ class Ending:
 def complete(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """End the job as Complete."""
     started = obs.status.start_time or now
-    seconds = int((now - started).total_seconds())
-    message = (
-        f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
-        f"{counted(obs.status.restarts, 'restart')}"
-    )
-    obs = with_ended_attempt(obs, record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message), now)
+    lasted = now - started
+    seconds = int(lasted.total_seconds())
+    nodes = counted(len(obs.succeeded), "node")
+    restarts = counted(obs.status.restarts, "restart")
+    message = f"{nodes} succeeded after {seconds} s and {restarts}"
+    entry = record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message)
+    obs = with_ended_attempt(obs, entry, now)
     status = describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message)
+    conditions = _set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message)
     status = replace(
         status,
         attempt=replace(status.attempt, latched=True, succeeded_nodes=()),
         completion_time=now,
-        conditions=_set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message),
+        conditions=conditions,
     )
     event = Event("Normal", "Complete", message)
-    return Plan(status, delete=clean_up(obs, spec, None, now), events=(event,))
+    delete = clean_up(obs, spec, None, now)
+    return Plan(status, delete=delete, events=(event,))
 
 
 def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime) -> Plan:
     """End the job as Failed although no attempt of it failed, as after a deadline."""
     entry = record(obs, Cause.STOPPED, reason, message)
-    return fail(obs, spec, Ending(reason, message, entry, grace_of(obs)), now)
+    ending = Ending(reason, message, entry, grace_of(obs))
+    return fail(obs, spec, ending, now)
 
 
 def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     step = _next_step(obs.job.name, spec)
-    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
+    room = MAX_MESSAGE - len(step) - len("; ")
+    why = ending.message[:room].rstrip(".")
+    message = f"{why}; {step}"
     obs = with_ended_attempt(obs, ending.record, now)
     status = describe(obs, Phase.FAILED, ending.reason, message)
     # Only later growth of the number takes the job up again.
     retried = replace(status.budget.retried, retries=spec.lifecycle.retries)
+    conditions = _set_finished(obs, Condition.FAILED, ending.reason, message)
     status = replace(
         status,
         attempt=replace(status.attempt, succeeded_nodes=()),
         completion_time=now,
         budget=replace(status.budget, retried=retried),
         result={},
-        conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
+        conditions=conditions,
     )
     event = Event("Warning", "Failed", message)
-    return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
+    delete = clean_up(obs, spec, ending.grace, now)
+    return Plan(status, delete=delete, events=(event,))
 
 
 def _next_step(name: str, spec: Spec) -> str:
@@ -199,7 +233,8 @@ def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) 
 
 
 def not_suspended(obs: Observation) -> Conditions:
-    return set_condition(obs.status.conditions, Condition.SUSPENDED, False, *why_resumed(obs))
+    reason, message = why_resumed(obs)
+    return set_condition(obs.status.conditions, Condition.SUSPENDED, False, reason, message)
 
 
 def why_resumed(obs: Observation) -> tuple[Reason, str]:
@@ -210,14 +245,21 @@ def why_resumed(obs: Observation) -> tuple[Reason, str]:
 
 
 def record(obs: Observation, cause: Cause, reason: str, message: str) -> AttemptEnd:
-    return AttemptEnd(obs.attempt, str(cause), str(reason), message[:MAX_MESSAGE])
+    return AttemptEnd(
+        obs.attempt,
+        str(cause),
+        str(reason),
+        message[:MAX_MESSAGE],
+    )
 
 
 def with_ended_attempt(obs: Observation, end: AttemptEnd, now: datetime) -> Observation:
     """Return the Observation with one more entry in the job's history."""
     status = obs.status
-    entry = ended_attempt(end, status.attempt.start, status.attempt.running_time, now)
-    return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
+    attempt = status.attempt
+    entry = ended_attempt(end, attempt.start, attempt.running_time, now)
+    attempts = add_attempt(status.attempts, entry)
+    return with_status(obs, replace(status, attempts=attempts))
 
 
 def grace_of(obs: Observation) -> int | None:

@@ -10,6 +10,9 @@ from ddpjob.core.api.history import Steps
 # Bytes of an answer.
 MAX_STATE = 4096
 
+# Characters of a text in an answer.
+MAX_TEXT = 500
+
 # The activity of an agent after the end of its processes, while it waits for another attempt.
 WAITING = "waiting"
 
@@ -40,19 +43,31 @@ class AgentState:
     @property
     def ended_early(self) -> tuple[int, ...]:
         """Return the ranks that ended with 0 before any other end, unless the pod was stopped."""
-        codes = [code for _, code in self.ended]
-        first = next((place for place, code in enumerate(codes) if code != 0), len(codes))
-        return () if self.stopped else tuple(rank for rank, _ in self.ended[:first])
+        if self.stopped:
+            return ()
+        early = []
+        for rank, code in self.ended:
+            if code != 0:
+                break
+            early.append(rank)
+        return tuple(early)
 
     @property
     def failed(self) -> tuple[int, int | None] | None:
         """Return the first rank that has not ended with 0, and its exit code; None if none has."""
-        return next((end for end in self.ended if end[1] != 0), None)
+        for rank, code in self.ended:
+            if code != 0:
+                return rank, code
+        return None
 
     def __str__(self) -> str:
-        parts = [f"rank {rank} has ended" for rank, _ in self.ended[:1]]
+        parts = []
+        if self.ended:
+            rank, _ = self.ended[0]
+            parts.append(f"rank {rank} has ended")
         if self.steps:
-            parts.append(f"its last step is {self.steps[1]}")
+            _, last = self.steps
+            parts.append(f"its last step is {last}")
         if self.heartbeat is not None:
             parts.append(f"its last heartbeat was {self.heartbeat:.0f} s ago")
         if self.error:
@@ -66,30 +81,50 @@ def read_state(text: bytes) -> AgentState | None:
         found = json.loads(text[:MAX_STATE])
     except (ValueError, RecursionError):
         return None
-    attempt = _integer(found.get("attempt")) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    attempt = _integer(found.get("attempt"))
     if attempt is None:
         return None
-    steps = [_integer(step) for step in _list(found.get("steps"))]
-    has_steps = len(steps) == 2 and None not in steps
-    age = found.get("heartbeat")
-    is_age = type(age) in (int, float) and 0 <= age < float("inf")
     return AgentState(
         attempt=attempt,
         activity=_text(found.get("activity")),
         stopped=found.get("stopped") is True,
         ended=_ended(_list(found.get("ended"))),
-        steps=(steps[0] or 0, steps[1] or 0) if has_steps else None,
+        steps=_steps(_list(found.get("steps"))),
         checkpoint=_integer(found.get("checkpoint")),
-        heartbeat=float(age) if is_age else None,
+        heartbeat=_age(found.get("heartbeat")),
         watched=found.get("watched") is True,
         error=_text(found.get("error")),
     )
 
 
 def _ended(entries: Sequence[Any]) -> tuple[tuple[int, int | None], ...]:
-    pairs = [_list(entry) for entry in entries]
-    found = [(_integer(pair[0]), _integer(pair[1])) for pair in pairs if len(pair) == 2]
-    return tuple((rank, code) for rank, code in found if rank is not None and rank >= 0)
+    found = []
+    for entry in entries:
+        pair = _list(entry)
+        if len(pair) == 2:
+            rank, code = map(_integer, pair)
+            if rank is not None and rank >= 0:
+                found.append((rank, code))
+    return tuple(found)
+
+
+def _steps(entries: Sequence[Any]) -> Steps | None:
+    if len(entries) != 2:
+        return None
+    first, last = map(_integer, entries)
+    if first is None or last is None:
+        return None
+    return first, last
+
+
+def _age(value: Any) -> float | None:
+    """Return an age in seconds, or None for a value without one."""
+    if type(value) not in (int, float):
+        return None
+    is_age = 0 <= value < float("inf")
+    return float(value) if is_age else None
 
 
 def _list(value: Any) -> list[Any]:
@@ -97,9 +132,14 @@ def _list(value: Any) -> list[Any]:
 
 
 def _integer(value: Any) -> int | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and abs(value) < 2**53 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    is_exact = abs(value) < 2**53
+    return int(value) if is_exact else None
 
 
 def _text(value: Any) -> str:
-    return value.encode(errors="replace").decode()[:500] if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    text = value.encode(errors="replace").decode()
+    return text[:MAX_TEXT]

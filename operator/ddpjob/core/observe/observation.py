@@ -131,6 +131,14 @@ class Pod:
     finished: datetime | None
 
     @property
+    def running(self) -> bool:
+        return self.state is TrainerState.RUNNING
+
+    @property
+    def failed(self) -> bool:
+        return self.state is TrainerState.FAILED
+
+    @property
     def ended(self) -> bool:
         return self.state in (TrainerState.SUCCEEDED, TrainerState.FAILED)
 
@@ -374,13 +382,17 @@ class Observation:
 
     def is_ready(self, pod: Pod) -> bool:
         """Return True if the workers of a pod have met in the current attempt."""
-        is_running = pod.state is TrainerState.RUNNING and pod.attempt == self.attempt
-        return is_running and pod.ready and not pod.held
+        has_begun = pod.running and pod.attempt == self.attempt
+        return has_begun and pod.ready and not pod.held
 
     @property
     def ready(self) -> int:
         """Return the number of ready nodes: their workers have met in the current attempt."""
         return sum(map(self.is_ready, self.current))
+
+    @property
+    def has_failed_pod(self) -> bool:
+        return any(pod.failed for pod in self.current)
 
     @property
     def all_run(self) -> bool:
@@ -401,7 +413,7 @@ class Observation:
 
         There are none if a pod is missing, pending, being deleted, or has failed.
         """
-        running = [pod for pod in self.current if pod.state is TrainerState.RUNNING]
+        running = [pod for pod in self.current if pod.running]
         is_complete = len(running) + len(self.succeeded) == self.status.pods.desired
         if not is_complete or any(pod.deleting or pod.looks_lost for pod in running):
             return ()
@@ -409,7 +421,10 @@ class Observation:
 
 
 def observe(
-    job: Job, pods: Iterable[Pod], refusal: Refusal | None = None, **surroundings: Any
+    job: Job,
+    pods: Iterable[Pod],
+    refusal: Refusal | None = None,
+    **surroundings: Any,
 ) -> Observation:
     """Return the Observation of a job and its pods: those with its labels and owned by it.
 

@@ -18,7 +18,8 @@ def read_requests(pod_spec: Dict) -> frozenset[str]:
     for kind in ("containers", "initContainers"):
         for container in children(pod_spec, kind):
             resources = child(container, "resources")
-            found |= {*child(resources, "requests"), *child(resources, "limits")}
+            found.update(child(resources, "requests"))
+            found.update(child(resources, "limits"))
     return _shared(frozenset(found))
 
 
@@ -28,12 +29,20 @@ def read_placement(pod_spec: Dict) -> str:
     Rules for placing a job's pods near each other are left out: they name the job, and jobs with
     equal pods compete for the same nodes.
     """
-    affinity = child(pod_spec, "affinity")
-    required = {kind: _of_others(child(affinity, kind).get(REQUIRED)) for kind in affinity}
-    required = {kind: rules for kind, rules in required.items() if rules}
+    selector = child(pod_spec, "nodeSelector")
+    required = _required_affinity(child(pod_spec, "affinity"))
     tolerations = sorted(children(pod_spec, "tolerations"), key=str)
-    rules = [child(pod_spec, "nodeSelector"), required, tolerations]
-    return _digest(json.dumps(rules, sort_keys=True, default=str))
+    placement = [selector, required, tolerations]
+    return _digest(json.dumps(placement, sort_keys=True, default=str))
+
+
+def _required_affinity(affinity: Dict) -> Dict:
+    required = {}
+    for kind in affinity:
+        rules = _of_others(child(affinity, kind).get(REQUIRED))
+        if rules:
+            required[kind] = rules
+    return required
 
 
 def _of_others(rules: Any) -> Any:
@@ -44,7 +53,8 @@ def _of_others(rules: Any) -> Any:
 
 
 def _labels_of(rule: Any) -> Dict:
-    return child(child(rule, "labelSelector"), "matchLabels")
+    selector = child(rule, "labelSelector")
+    return child(selector, "matchLabels")
 
 
 @lru_cache(maxsize=1024)
@@ -55,4 +65,5 @@ def _shared(names: frozenset[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]

@@ -77,6 +77,7 @@ INIT_FAILED = "InitFailed"
 def read_pod(body: Dict) -> Pod | None:
     """Read a pod of a job. Return None if its labels name no attempt or no index."""
     metadata = child(body, "metadata")
+    spec = child(body, "spec")
     status = child(body, "status")
     labels = child(metadata, "labels")
     attempt = str(labels.get(names.LABEL_ATTEMPT, ""))
@@ -84,7 +85,6 @@ def read_pod(body: Dict) -> Pod | None:
     if not attempt.isdecimal() or not index.isdecimal():
         return None
     name = str(metadata.get("name", ""))
-    spec = child(body, "spec")
     told, container = _assignment(metadata), _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
     return Pod(
@@ -101,7 +101,7 @@ def read_pod(body: Dict) -> Pod | None:
         dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
-        sets_up=state is TrainerState.RUNNING and _trainer_status(status).get("started") is False,
+        sets_up=state is TrainerState.RUNNING and _is_starting_up(status),
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
@@ -110,7 +110,7 @@ def read_pod(body: Dict) -> Pod | None:
         running_since=parse_time(child(container, "running").get("startedAt")),
         looks_lost=_looks_lost(status),
         gated=_schedule_condition(status).get("reason") == GATED,
-        has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
+        has_claims=_has_claims(spec),
         tolerated=_tolerated(spec),
         requests=read_requests(spec),
         placement=read_placement(spec),
@@ -137,7 +137,9 @@ def read_pod(body: Dict) -> Pod | None:
 
 
 def _state_and_end(
-    metadata: Dict, status: Dict, container: Dict
+    metadata: Dict,
+    status: Dict,
+    container: Dict,
 ) -> tuple[TrainerState, Dict | None, Termination]:
     """Return the state of the trainer, the end of it or of an init container, and its words."""
     if "terminated" not in container:
@@ -182,17 +184,27 @@ def _agent(spec: Dict) -> str:
     return ""
 
 
+def _has_claims(spec: Dict) -> bool:
+    volumes = children(spec, "volumes")
+    return any("persistentVolumeClaim" in volume for volume in volumes)
+
+
 def _ready_since(status: Dict) -> str:
     ready = _condition(status, "Ready")
-    return str(ready.get("lastTransitionTime", "")) if ready.get("status") == "True" else ""
+    if ready.get("status") != "True":
+        return ""
+    return str(ready.get("lastTransitionTime", ""))
 
 
 def _creating_since(status: Dict) -> datetime | None:
     """Return since when a pod has had a node, if its kubelet has not created a container yet."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in children(status, kind):
+            is_created = "waiting" not in child(container, "state")
+            if is_created:
+                return None
     scheduled = _condition(status, "PodScheduled")
-    statuses = (*children(status, "initContainerStatuses"), *children(status, "containerStatuses"))
-    has_one = any("waiting" not in child(container, "state") for container in statuses)
-    if has_one or scheduled.get("status") != "True":
+    if scheduled.get("status") != "True":
         return None
     return parse_time(scheduled.get("lastTransitionTime"))
 
@@ -204,8 +216,16 @@ def _is_ready(metadata: Dict, status: Dict) -> bool:
     condition of the pod depends on its sidecars too, so it decides nothing else.
     """
     before = child(metadata, "annotations").get(names.ANNOTATION_READY_BEFORE)
-    is_old = bool(before) and before == _ready_since(status)
-    return bool(_trainer_status(status).get("ready")) and not is_old
+    if before and before == _ready_since(status):
+        return False
+    trainer = _trainer_status(status)
+    return bool(trainer.get("ready"))
+
+
+def _is_starting_up(status: Dict) -> bool:
+    """Return True if the trainer has a startup probe, and it has not succeeded."""
+    trainer = _trainer_status(status)
+    return trainer.get("started") is False
 
 
 def _trainer_status(status: Dict) -> Dict:
@@ -223,8 +243,8 @@ def _trainer_container(status: Dict) -> Dict:
 
 def _trainer_state(phase: Any, container: Dict) -> TrainerState:
     if "terminated" in container:
-        succeeded = child(container, "terminated").get("exitCode") == 0
-        return TrainerState.SUCCEEDED if succeeded else TrainerState.FAILED
+        exit_code = child(container, "terminated").get("exitCode")
+        return TrainerState.SUCCEEDED if exit_code == 0 else TrainerState.FAILED
     if phase in ("Failed", "Succeeded"):
         # The end of the trainer was never reported: the pod was refused, evicted or lost.
         return TrainerState.FAILED
@@ -234,7 +254,9 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
 def _exit_reason(end: Dict, termination: Termination) -> str:
     """Return a kubelet's reason for the end of a container, or SETUP_FAILED for a failed setup."""
     reason = str(end.get("reason") or "")
-    return SETUP_FAILED if termination.setup and reason != OOM_KILLED else reason
+    if termination.setup and reason != OOM_KILLED:
+        return SETUP_FAILED
+    return reason
 
 
 def _finished(end: Dict) -> datetime | None:
@@ -253,21 +275,30 @@ def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
     for container in children(status, "initContainerStatuses"):
         end = child(child(container, "state"), "terminated")
         if end.get("exitCode"):
-            name = container.get("name")
-            line = last_line(str(end.get("message") or ""))
-            why = str(end.get("reason") or f"exit code {end['exitCode']}")
-            if not line or why == OOM_KILLED:
-                pod = f"{metadata.get('name')} -c {name}"
-                line = f"{why} (its log: kubectl -n {metadata.get('namespace')} logs {pod})"
-            message = f"init container {name}: {line}"
-            reason = end.get("reason") if _is_lost(end) else INIT_FAILED
-            return {**end, "reason": reason, "message": message}
+            name = str(container.get("name"))
+            words = _init_words(metadata, name, end)
+            return {
+                **end,
+                "reason": end.get("reason") if _is_lost(end) else INIT_FAILED,
+                "message": f"init container {name}: {words}",
+            }
     return None
+
+
+def _init_words(metadata: Dict, name: str, end: Dict) -> str:
+    line = last_line(str(end.get("message") or ""))
+    why = str(end.get("reason") or f"exit code {end['exitCode']}")
+    if line and why != OOM_KILLED:
+        return line
+    namespace = metadata.get("namespace")
+    pod = metadata.get("name")
+    return f"{why} (its log: kubectl -n {namespace} logs {pod} -c {name})"
 
 
 def _is_removed(metadata: Dict) -> bool:
     """Return True if the pod was deleted by force, and only a finalizer keeps the object."""
-    return "deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0
+    grace = metadata.get("deletionGracePeriodSeconds")
+    return "deletionTimestamp" in metadata and grace == 0
 
 
 def _is_released(status: Dict, end: Dict | None) -> bool:
@@ -283,7 +314,8 @@ def _sidecars_run(status: Dict) -> bool:
     """
     for container in children(status, "containerStatuses"):
         is_sidecar = container.get("name") != names.TRAINER
-        if is_sidecar and "terminated" not in child(container, "state"):
+        has_ended = "terminated" in child(container, "state")
+        if is_sidecar and not has_ended:
             return True
     return False
 
@@ -336,7 +368,9 @@ def _with_words(message: str, words: Any) -> str:
 
 def _is_lost(end: Dict) -> bool:
     reason = end.get("reason")
-    return reason == LOST_REASON or (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
+    if reason == LOST_REASON:
+        return True
+    return (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
 
 
 def _own_limit(status: Dict) -> Finding | None:
@@ -363,15 +397,21 @@ def _looks_lost(status: Dict) -> bool:
 
 def _tolerated(spec: Dict) -> tuple[str, ...]:
     """Return the keys of the taints tolerated by a pod, without those added by Kubernetes."""
-    keys = [str(toleration.get("key") or "") for toleration in children(spec, "tolerations")]
-    return tuple(key for key in keys if not key.startswith("node.kubernetes.io/"))
+    tolerated = []
+    for toleration in children(spec, "tolerations"):
+        key = str(toleration.get("key") or "")
+        if not key.startswith("node.kubernetes.io/"):
+            tolerated.append(key)
+    return tuple(tolerated)
 
 
 def _deletion_deadline(metadata: Dict) -> datetime | None:
     """Return the end of the grace period of a pod under deletion, or None for another pod."""
     deadline = metadata.get("deletionTimestamp")
+    if not deadline:
+        return None
     # An unreadable deadline is the last moment: the pod is being deleted, and not overdue.
-    return (parse_time(deadline) or LAST_MOMENT) if deadline else None
+    return parse_time(deadline) or LAST_MOMENT
 
 
 def _deletion_time(metadata: Dict) -> datetime | None:
@@ -406,7 +446,8 @@ def _blocked(spec: Dict, status: Dict, container: Dict) -> Finding | None:
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:
-            return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
+            message = f"init container {init.get('name')}: {finding.message}"
+            return Finding(finding.reason, message)
     return _waiting(container)
 
 

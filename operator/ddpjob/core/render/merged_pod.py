@@ -62,7 +62,8 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
-    _add_variables(trainer, _own_variables(pod_spec, trainer, spec))
+    variables = _own_variables(pod_spec, trainer, spec)
+    _add_variables(trainer, variables)
     add_job_defaults(pod_spec, settings.defaults)
     _add_tolerations(pod_spec, profile)
     affinity = _with_instance_types(child(pod_spec, "affinity"), profile)
@@ -117,34 +118,43 @@ def _add_topology(pod: Object, job: Job, is_near: bool) -> None:
         return
     pods = {"matchLabels": {names.LABEL_JOB_UID: job.uid}}
     term: Dict = {"labelSelector": pods, "topologyKey": topology.key}
-    affinity = dict(child(pod["spec"], "affinity"))
-    pod_affinity = dict(child(affinity, "podAffinity"))
     if topology.required:
-        field, wish = REQUIRED, term
+        field = REQUIRED
+        rule = term
     else:
-        field, wish = PREFERRED_AFFINITY, {"weight": NEARNESS, "podAffinityTerm": term}
-    pod_affinity[field] = [*(pod_affinity.get(field) or ()), wish]
+        field = PREFERRED_AFFINITY
+        rule = {"weight": NEARNESS, "podAffinityTerm": term}
+    affinity = child(pod["spec"], "affinity")
+    pod_affinity = child(affinity, "podAffinity")
+    given = pod_affinity.get(field) or ()
+    pod_affinity = {**pod_affinity, field: [*given, rule]}
     pod["spec"]["affinity"] = {**affinity, "podAffinity": pod_affinity}
 
 
 def add_placement(pod: Object, placement: Placement) -> None:
     """Restrict a pod to the nodes chosen by a queue."""
-    metadata, pod_spec = pod["metadata"], pod["spec"]
-    metadata["labels"] = {**metadata.get("labels", {}), **placement.labels}
-    metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+    metadata = pod["metadata"]
+    pod_spec = pod["spec"]
+    _update_object(metadata, "labels", placement.labels)
+    _update_object(metadata, "annotations", placement.annotations)
     if placement.node_labels:
-        pod_spec["nodeSelector"] = {**pod_spec.get("nodeSelector", {}), **placement.node_labels}
+        _update_object(pod_spec, "nodeSelector", placement.node_labels)
     given = pod_spec.get("tolerations") or []
     added = [dict(one) for one in placement.tolerations if dict(one) not in given]
     if added:
         pod_spec["tolerations"] = [*given, *added]
 
 
+def _update_object(parent: Object, key: str, changes: Dict) -> None:
+    given = parent.get(key, {})
+    parent[key] = {**given, **changes}
+
+
 def add_domain(pod: Object, placement: Placement, index: int) -> None:
     """Restrict the pod of a node to the part of the cluster chosen for it by a queue."""
     labels = placement.domains.get(index)
     if labels:
-        pod["spec"]["nodeSelector"] = {**pod["spec"].get("nodeSelector", {}), **labels}
+        _update_object(pod["spec"], "nodeSelector", labels)
 
 
 def _trainer(pod_spec: Object) -> Object:
@@ -159,7 +169,8 @@ def _trainer(pod_spec: Object) -> Object:
 
 
 def _containers(pod_spec: Object) -> list[Object]:
-    return [*(pod_spec.get("initContainers") or ()), *pod_spec["containers"]]
+    init_containers = pod_spec.get("initContainers") or ()
+    return [*init_containers, *pod_spec["containers"]]
 
 
 # Volumes
@@ -167,14 +178,16 @@ def _containers(pod_spec: Object) -> list[Object]:
 
 def _one_for_each_path(mounts: Sequence[Dict]) -> list[Dict]:
     """Return the last mount at each path, so a user's comes instead of the operator's."""
-    return list({normal_path(mount["mountPath"]): mount for mount in mounts}.values())
+    by_path = {normal_path(mount["mountPath"]): mount for mount in mounts}
+    return list(by_path.values())
 
 
 def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_name: str) -> None:
     """Raise SpecError for a user's mount in place of the agent's files or of the checkpoints."""
     for mount in children(trainer, "volumeMounts"):
         path = normal_path(mount["mountPath"])
-        if names.is_own_path(path) and mount["name"] != names.OWN_MOUNTS.get(path):
+        is_own = mount["name"] == names.OWN_MOUNTS.get(path)
+        if names.is_own_path(path) and not is_own:
             raise SpecError(
                 f"volumeMounts: {path} is reserved: paths below {names.FOLDER} belong to the "
                 "operator; choose another path"
@@ -190,16 +203,16 @@ def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_na
 
 def _remove_unused_volumes(pod_spec: Object) -> None:
     """Remove unmounted volumes of the operator: the user has mounted others in their place."""
-    used = {
-        mount.get("name")
-        for container in _containers(pod_spec)
-        for mount in children(container, "volumeMounts")
-    }
-    pod_spec["volumes"] = [
-        volume
-        for volume in pod_spec["volumes"]
-        if volume["name"] in used or not names.is_own_volume(volume["name"])
-    ]
+    used = set()
+    for container in _containers(pod_spec):
+        for mount in children(container, "volumeMounts"):
+            used.add(mount.get("name"))
+    kept = []
+    for volume in pod_spec["volumes"]:
+        name = volume["name"]
+        if name in used or not names.is_own_volume(name):
+            kept.append(volume)
+    pod_spec["volumes"] = kept
 
 
 # Variables
@@ -215,14 +228,18 @@ def _own_variables(pod_spec: Dict, trainer: Dict, spec: Spec) -> dict[str, str]:
 
 def shutdown_seconds(grace: int) -> int:
     """Return the seconds that workers have after SIGTERM, out of a pod's grace period."""
-    return max(1, grace - min(REPORT_SECONDS, grace // 3))
+    report_seconds = min(REPORT_SECONDS, grace // 3)
+    return max(1, grace - report_seconds)
 
 
 def _add_variables(trainer: Object, variables: dict[str, str]) -> None:
     """Add variables that the user has not set. They come first: the others may refer to them."""
     given = trainer.get("env", [])
     known = {entry["name"] for entry in given}
-    added = [{"name": name, "value": text} for name, text in variables.items() if name not in known]
+    added = []
+    for name, value in variables.items():
+        if name not in known:
+            added.append({"name": name, "value": value})
     trainer["env"] = [*added, *given]
 
 
@@ -232,17 +249,20 @@ def _threads(trainer: Dict, spec: Spec) -> int:
     The container's cores are shared evenly. By default torch would take the whole node's.
     """
     resources = child(trainer, "resources")
-    quantity = child(resources, "requests").get("cpu") or child(resources, "limits").get("cpu")
-    return max(1, int(_cores(quantity) // spec.nproc_per_node))
+    requested = child(resources, "requests").get("cpu")
+    limit = child(resources, "limits").get("cpu")
+    cores = _cores(requested or limit)
+    return max(1, int(cores // spec.nproc_per_node))
 
 
 def _cores(quantity: Any) -> float:
     """Return a quantity of CPU in cores; 0 if it is absent or not a number."""
     text = str(quantity or 0)
     try:
-        cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+        number = float(text.removesuffix("m"))
     except ValueError:
         return 0.0
+    cores = number / 1000 if text.endswith("m") else number
     return cores if isfinite(cores) else 0.0
 
 
@@ -272,11 +292,11 @@ def _with_instance_types(affinity: Dict, profile: Profile) -> Dict:
     # Terms are alternatives, so each of them needs the instance type.
     terms = []
     for term in given.get("nodeSelectorTerms") or [{}]:
+        expressions = term.get("matchExpressions") or ()
         for instance_type in instance_types:
-            expressions = [*(term.get("matchExpressions") or ()), instance_type]
-            terms.append({**term, "matchExpressions": expressions})
-    required = {REQUIRED: {"nodeSelectorTerms": terms}}
-    return {**affinity, "nodeAffinity": {**node_affinity, **required}}
+            terms.append({**term, "matchExpressions": [*expressions, instance_type]})
+    node_affinity = {**node_affinity, REQUIRED: {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": node_affinity}
 
 
 def _without_avoided_nodes(affinity: Dict, job: Job) -> Dict:
@@ -284,8 +304,16 @@ def _without_avoided_nodes(affinity: Dict, job: Job) -> Dict:
     avoided = [node.name for node in job.status.failed_nodes if node.is_avoided]
     if not avoided:
         return affinity
-    expression = {"key": HOST_NAME, "operator": "NotIn", "values": avoided}
-    wish = {"weight": AVOIDANCE, "preference": {"matchExpressions": [expression]}}
+    expression = {
+        "key": HOST_NAME,
+        "operator": "NotIn",
+        "values": avoided,
+    }
+    wish = {
+        "weight": AVOIDANCE,
+        "preference": {"matchExpressions": [expression]},
+    }
     node_affinity = affinity.get("nodeAffinity") or {}
-    preferred = [*(node_affinity.get(PREFERRED_AFFINITY) or ()), wish]
-    return {**affinity, "nodeAffinity": {**node_affinity, PREFERRED_AFFINITY: preferred}}
+    given = node_affinity.get(PREFERRED_AFFINITY) or ()
+    node_affinity = {**node_affinity, PREFERRED_AFFINITY: [*given, wish]}
+    return {**affinity, "nodeAffinity": node_affinity}
