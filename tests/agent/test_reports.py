@@ -262,8 +262,8 @@ def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, writte
     found = pod(script)
     program = found.programs / "report.py"
     text = program.read_text()
-    assert "ENDING_SECONDS, EXCEPTION_LINES = 10.0," in text
-    program.write_text(text.replace("EXCEPTION_LINES = 10.0,", "EXCEPTION_LINES = 5.0,"))
+    assert "ENDING_SECONDS = 10.0" in text
+    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 5.0"))
     found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
     found.start()
     assert found.end() == 1
@@ -371,8 +371,8 @@ def test_a_pod_without_an_assignment_says_so(pod):
     found = pod()
     program = found.programs / "agent.py"
     text = program.read_text()
-    assert "SPARE_SECONDS, STACK_SECONDS = 60.0," in text
-    program.write_text(text.replace("STACK_SECONDS = 60.0,", "STACK_SECONDS = 0.5,"))
+    assert "ASSIGNMENT_SECONDS = 60.0" in text
+    program.write_text(text.replace("ASSIGNMENT_SECONDS = 60.0", "ASSIGNMENT_SECONDS = 0.5"))
     found.start()
     assert found.end() == 1
     assert found.report["exception"] == f"no assignment in {found.folder / 'assignment'}"

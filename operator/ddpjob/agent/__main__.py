@@ -16,11 +16,14 @@ PACKAGE = "ddpjob_agent"
 # Python searches the folder itself first. A file there could hide a module of torch or of a user.
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
-spec = importlib.util.spec_from_file_location(PACKAGE, os.path.join(folder, "__init__.py"))
+first_file = os.path.join(folder, "__init__.py")
+spec = importlib.util.spec_from_file_location(PACKAGE, first_file)
 assert spec
 assert spec.loader
-package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+package = importlib.util.module_from_spec(spec)
+sys.modules[PACKAGE] = package
 spec.loader.exec_module(package)
 
-program, *arguments = sys.argv[1:]
-sys.exit(importlib.import_module(f"{PACKAGE}.{program}").main(arguments))
+_, name, *args = sys.argv
+program = importlib.import_module(f"{PACKAGE}.{name}")
+sys.exit(program.main(args))

@@ -6,11 +6,13 @@ from typing import Any
 
 from .files import read_file, read_json
 
+Assignment = dict[str, Any]
+
 # The fields of an assignment. `grace` and `wait` are in seconds: for the processes of the last
 # attempt to end, and for the next assignment if there is nothing to do. Without `start`, the last
 # attempt is ended, and the next one has to wait for pods outside of it.
 NUMBER = (int, float)
-FIELDS: dict[str, type | tuple[type, ...]] = {
+FIELDS: dict[str, Any] = {
     "attempt": int,
     "start": bool,
     "flags": list,
@@ -21,11 +23,14 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def read_assignment(path: str, last_attempt: int) -> dict[str, Any] | None:
+def read_assignment(path: str, last_attempt: int) -> Assignment | None:
     """Return the assignment if it is complete, and newer than the last attempt."""
     found = read_json(read_file(path))
-    is_complete = all(isinstance(found.get(name), kind) for name, kind in FIELDS.items())
-    return found if is_complete and found["attempt"] > last_attempt else None
+    for name, kind in FIELDS.items():
+        if not isinstance(found.get(name), kind):
+            return None
+    is_newer = found["attempt"] > last_attempt
+    return found if is_newer else None
 
 
 def must_dump(path: str, attempt: int) -> bool:

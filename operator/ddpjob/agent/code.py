@@ -1,11 +1,9 @@
 """Unpack the code of a job into the working directory of an attempt.
 
 A ConfigMap has either the archive `code.zip`, or files. An archive comes from a user's manifest, so
-it may be hostile or by mistake enormous: it is refused before anything is written outside of the
-folder, and it is counted while it is written.
+it may be hostile or enormous: it is refused before anything is written outside of the folder, and
+counted while it is written.
 """
-
-from __future__ import annotations
 
 import os
 import shutil

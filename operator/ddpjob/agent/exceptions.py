@@ -13,11 +13,11 @@ from . import EXCEPTION
 # The beginning of a traceback. That of an exception group ends so, too.
 HEADER = b"Traceback (most recent call last):"
 
-# The mark put before each line by torch, the first line of a traceback, and the left side of its
-# lines until the exception.
+# torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
 BEGIN = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
-MARGIN, GROUP_MARGIN = "", "  | "
+MARGIN = ""
+GROUP_MARGIN = "  | "
 
 # In the message of an exception that torch brings from another process or thread, such as a worker
 # of DataLoader. The exception itself follows.
@@ -30,10 +30,10 @@ ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit
 FIRST_LINE = re.compile(r"[A-Za-z_][\w.<>]*(?::.*)?$")
 NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
 
-# Characters kept from the first line on, and the most lines after it. A message may have several
-# lines, and programs write while they end. After more lines, or figures, the program has gone on:
-# it has caught the exception.
-WORDS, FOLLOWING = 4096, 1000
+# Characters kept from the first line on, and the most lines after it: of its message, and of a
+# program that ends. After more lines, or figures, the program has caught the exception.
+WORDS = 4096
+FOLLOWING = 1000
 
 # Characters of the line before a traceback.
 LINE = 300
@@ -55,7 +55,8 @@ class LastException:
         self._begin(MARGIN, 0.0)
 
     def _begin(self, margin: str, now: float) -> None:
-        self.text = self.words = ""
+        self.text = ""
+        self.words = ""
         self.time = now
         self.goes_on = False
         self.following = 0
@@ -63,14 +64,16 @@ class LastException:
         self._margin: str | None = margin
 
     def take(self, lines: bytes, now: float) -> None:
-        """Look at complete lines, written by the process before `now`, a Unix time."""
-        if HEADER in lines or self.counts:
-            for line in lines.decode(errors="replace").splitlines():
-                line = RANK.sub("", line, count=1)
-                self._take_line(line, now)
-                self._before = line
-        else:
-            self._before = lines[-LINE:].decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+        """Look at complete lines, written before `now`, a Unix time."""
+        if HEADER not in lines and not self.counts:
+            end = lines[-LINE:].decode(errors="replace")
+            _, _, last = end.rstrip("\n").rpartition("\n")
+            self._before = without_rank(last)
+            return
+        for marked in lines.decode(errors="replace").splitlines():
+            line = without_rank(marked)
+            self._take_line(line, now)
+            self._before = line
 
     @property
     def counts(self) -> bool:
@@ -79,32 +82,40 @@ class LastException:
 
     def _take_line(self, line: str, now: float) -> None:
         begin = BEGIN.match(line)
-        if begin and not ASIDE.match(RANK.sub("", self._before, count=1)):
+        if begin and not ASIDE.match(self._before):
             self._begin(GROUP_MARGIN if begin[1] else MARGIN, now)
-        elif self._margin is not None:
-            found = line[len(self._margin) :] if line.startswith(self._margin) else ""
-            # Another thread may write between the lines of a traceback.
-            if NO_ERROR.match(found):
-                self.time = 0.0
-            elif FIRST_LINE.match(found):
-                self.text, self.words, self._margin = found[:EXCEPTION].strip(), found, None
-        elif self.time:
+        elif self._margin is None:
             self._follow(line)
+        # Another thread may write between the lines of a traceback.
+        elif line.startswith(self._margin):
+            self._find_first_line(line[len(self._margin) :])
+
+    def _find_first_line(self, line: str) -> None:
+        if NO_ERROR.match(line):
+            self.time = 0.0
+        elif FIRST_LINE.match(line):
+            self.text = line[:EXCEPTION].strip()
+            self.words = line
+            self._margin = None
 
     def _follow(self, line: str) -> None:
-        """Look at a line after the first one of the exception."""
         if ORIGINAL.match(line):
             self._margin = MARGIN
         if self.text.endswith(":") and line.strip():
             self.text = f"{self.text} {line.strip()}"[:EXCEPTION]
         self.words = f"{self.words}\n{line}"[:WORDS]
-        self.following += bool(line.strip())
+        if line.strip():
+            self.following += 1
         self.goes_on = self.following > FOLLOWING or line.startswith("{")
+
+
+def without_rank(line: str) -> str:
+    return RANK.sub("", line, count=1)
 
 
 def first_line(error: BaseException) -> tuple[str, str]:
     """Return (text, words) of an exception, as they are found in what Python prints."""
     found = LastException()
-    lines = traceback.format_exception_only(type(error), error)
-    found.take(b"\n".join([HEADER, "".join(lines).encode(errors="replace")]), 1.0)
+    printed = "".join(traceback.format_exception_only(type(error), error))
+    found.take(HEADER + b"\n" + printed.encode(errors="replace"), 1.0)
     return found.text, found.words

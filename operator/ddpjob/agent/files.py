@@ -19,10 +19,11 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_json(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in a text, or an empty one if the text is something else."""
+    """Return the JSON object in a text, or an empty one."""
     with suppress(ValueError, RecursionError):
         found = json.loads(text)
-        return found if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return found
     return {}
 
 
@@ -38,7 +39,8 @@ def stat_fields(process: int | str) -> list[bytes]:
 
     The program's name before it may contain anything.
     """
-    return read_file(f"/proc/{process}/stat").rpartition(b")")[2].split()
+    _, _, fields = read_file(f"/proc/{process}/stat").rpartition(b")")
+    return fields.split()
 
 
 def exit_code_of(process: int) -> int | None:
@@ -63,14 +65,17 @@ def socket_path(folder: int) -> str:
 
 def paths_below(root: str | Path) -> set[str]:
     """Return the paths of the files, links and empty folders in a folder, relative to it."""
-    found: set[str] = set()
+    found = []
     for folder, inside, files in os.walk(root):
-        paths = [os.path.join(folder, name) for name in inside]
-        found.update(os.path.join(folder, name) for name in files)
-        found.update(path for path in paths if os.path.islink(path))
-        if not inside and not files and folder != str(root):
-            found.add(folder)
-    return {os.path.relpath(path, root) for path in found}
+        here = Path(folder)
+        found += [here / name for name in files]
+        for name in inside:
+            if (here / name).is_symlink():
+                found.append(here / name)
+        is_empty = not inside and not files
+        if is_empty and folder != str(root):
+            found.append(here)
+    return {str(path.relative_to(root)) for path in found}
 
 
 def empty_folder(root: str | Path, kept: Path | None = None) -> None:
@@ -84,15 +89,20 @@ def empty_folder(root: str | Path, kept: Path | None = None) -> None:
             if path.is_symlink() or path.is_mount():
                 inside.remove(path.name)
             else:
-                # A script may have taken the rights of a folder from itself.
-                if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                    with suppress(OSError):
-                        path.chmod(0o700)
+                get_access(path)
                 found.append(path)
-        for path in [Path(folder, name) for name in files]:
-            with suppress(OSError):
-                if path != kept:
+        for name in files:
+            path = Path(folder, name)
+            if path != kept:
+                with suppress(OSError):
                     path.unlink()
     for path in reversed(found):
         with suppress(OSError):
             path.rmdir()
+
+
+def get_access(folder: Path) -> None:
+    """Restore the rights of a folder: a script may have taken them from itself."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        with suppress(OSError):
+            folder.chmod(0o700)

@@ -46,8 +46,8 @@ class Options(NamedTuple):
     fast_start: bool
 
     # The words after torchrun's own flags.
-    arguments: list[str]
+    args: list[str]
 
 
-def read_options(arguments: list[str]) -> Options:
-    return Options(**json.loads(arguments[0]), arguments=arguments[1:])
+def read_options(args: list[str]) -> Options:
+    return Options(**json.loads(args[0]), args=args[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import time
 from contextlib import suppress
@@ -13,21 +12,16 @@ from typing import Any
 from . import HEADER, PIPE
 from .exceptions import LastException
 from .files import exit_code_of, read_json
+from .lines import as_displayed, displayed_lines, is_overwritten, object_at_end
 
-# Bytes: of output kept for the report, of a line kept whole, and of a line with figures, at most.
-TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
-
-# Characters that do not occur in text.
-BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
-
-# Places in a line at which a JSON object may begin.
-OBJECTS = 4
+# Bytes: of output kept for the report, and of a line kept whole, at most.
+TAIL = 16384
+LINE = 4 << 20
 
 # Seconds between two states of a progress bar in the log.
 BAR_SECONDS = 10.0
 
-# Seconds for torchrun to end after its ranks. It waits for those of other nodes, and handles no
-# signal meanwhile.
+# Seconds for torchrun to end after its ranks. It then waits for other nodes, without signals.
 REST_SECONDS = 2.0
 
 # The output of ranks is a heartbeat if they have written in so many windows of the limit's length.
@@ -37,7 +31,14 @@ WINDOWS = 3
 ATTEMPTS = 10
 
 # Figures for /metrics from lines of JSON, such as those of ddp_trainer.
-FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_second")
+FIGURES = (
+    "step",
+    "steps",
+    "epoch",
+    "loss",
+    "samples_per_second",
+    "tokens_per_second",
+)
 
 
 class Stream:
@@ -46,7 +47,7 @@ class Stream:
     - `worker`: the fields in the first line of a rank's pipe: its rank, its `pid`, and the
       `process` started for it by torchrun.
     - `exception`: the last one in the output.
-    - `ended`: when the process was found to have ended, or None. `open_at`: when it was last found
+    - `ended`: when the process was found to have ended, or 0. `open_at`: when it was last found
       not to have ended. `exit_code`: its exit code, or None if it is not known.
     """
 
@@ -60,42 +61,47 @@ class Stream:
         self.tail = b""
         self.exception = LastException()
         self.open_at = 0.0
-        self.ended: float | None = None
+        self.ended = 0.0
         self.exit_code: int | None = None
-        self.bar, self.bar_time = b"", 0.0
+        self.bar = b""
+        self.bar_time = time.time()
 
     def take(self, data: bytes, now: float) -> list[bytes]:
         """Return the lines completed by `data`, at a Unix time. Empty `data` is the end."""
         self.partial += data
-        end = self.partial.rfind(b"\n") + 1
-        if not data or len(self.partial) > LINE:
-            end = len(self.partial)
-        text, self.partial = self.partial[:end], self.partial[end:]
+        is_end = not data
+        if is_end or len(self.partial) > LINE:
+            length = len(self.partial)
+        else:
+            length = self.partial.rfind(b"\n") + 1
+        text = self.partial[:length]
+        self.partial = self.partial[length:]
         if is_overwritten(self.partial):
             # The overwritten text is no longer needed.
             earlier, _, last = self.partial.rpartition(b"\r")
             self.partial = as_displayed(earlier) + b"\r" + last
         if self.local_rank is not None and not self.worker and text.startswith(HEADER):
             header, _, text = text.partition(b"\n")
-            found = read_json(header[len(HEADER) :])
-            if all(type(found.get(name)) is int for name in ("rank", "pid", "process")):
-                self.worker = found
-        if not data and text and not text.endswith(b"\n"):
+            self.worker = read_json(header.removeprefix(HEADER))
+        if is_end and text and not text.endswith(b"\n"):
             text += b"\n"
         lines = displayed_lines(text)
-        text = b"".join(lines)
-        self.tail = (self.tail + text)[-TAIL:]
-        self.exception.take(text, now)
+        shown = b"".join(lines)
+        self.tail = (self.tail + shown)[-TAIL:]
+        self.exception.take(shown, now)
         return lines
 
     def take_bar(self, now: float) -> list[bytes]:
         """Return a line with the state of a progress bar, if it is time for one."""
-        is_bar = is_overwritten(self.partial)
-        if not is_bar or now - self.bar_time < BAR_SECONDS:
-            self.bar_time = self.bar_time if is_bar else now
+        if not is_overwritten(self.partial):
+            self.bar_time = now
+        if now - self.bar_time < BAR_SECONDS:
             return []
-        last, self.bar, self.bar_time = self.bar, as_displayed(self.partial), now
-        return [self.bar + b"\n"] if self.bar.strip() and self.bar != last else []
+        last = self.bar
+        self.bar = as_displayed(self.partial)
+        self.bar_time = now
+        is_new = self.bar.strip() and self.bar != last
+        return [self.bar + b"\n"] if is_new else []
 
     def text(self) -> str:
         return self.tail.decode(errors="replace")
@@ -113,7 +119,8 @@ class Output:
         # The limit in seconds. `windows` counts the windows of this length with output of ranks.
         self.window = window
         # The time of all output found by one `select`. Its order is not known.
-        self.now = self.before = time.time()
+        self.now = time.time()
+        self.before = self.now
         self.steps: dict[int, tuple[float, float]] = {}
         self.trained: dict[int, float] = {}
         self.begin(-1)
@@ -121,23 +128,25 @@ class Output:
     def begin(self, attempt: int) -> None:
         """Forget the streams and the figures of the last attempt."""
         self.attempt = attempt
+        self.began = time.time()
         self.streams: list[Stream] = []
         self.figures: dict[str, float] = {}
         self.checkpoint: int | None = None
-        self.last_time = self.met_time = 0.0
-        self.windows, self.last_window = 0, -1
+        self.last_time = 0.0
+        self.met_time = 0.0
+        self.windows = 0
+        self.last_window = -1
 
     def open_pipes(self, folder: Path, ranks: int) -> None:
-        """Make the pipe of each rank, and read from it."""
         for index in range(ranks):
             path = folder / PIPE.format(index=index)
             os.mkfifo(path)
-            self.add(os.open(path, os.O_RDONLY | os.O_NONBLOCK), index)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.add(descriptor, index)
 
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
         os.set_blocking(descriptor, False)
         stream = Stream(descriptor, local_rank)
-        stream.bar_time = time.time()
         self.streams.append(stream)
         self.selector.register(descriptor, selectors.EVENT_READ, stream)
 
@@ -160,15 +169,18 @@ class Output:
         If all have ended, and torchrun has found no failure, they have succeeded.
         """
         unknown = 0 if self.rests() else None
-        ended = [(stream.ended, stream) for stream in self.ranks() if stream.ended]
-        ended.sort(key=lambda pair: pair[0])
-        codes = [unknown if one.exit_code is None else one.exit_code for _, one in ended]
-        return [(one.worker.get("rank", -1), code) for (_, one), code in zip(ended, codes)]
+        ended = [stream for stream in self.ranks() if stream.ended]
+        ended.sort(key=lambda stream: stream.ended)
+        found = []
+        for stream in ended:
+            code = unknown if stream.exit_code is None else stream.exit_code
+            found.append((stream.worker.get("rank", -1), code))
+        return found
 
     def rests(self) -> bool:
         """Return True if all ranks have ended a while ago, and only torchrun may be left."""
-        ends = [stream.ended for stream in self.ranks()]
-        return all(end and self.now - end > REST_SECONDS for end in ends)
+        latest = self.now - REST_SECONDS
+        return all(0.0 < stream.ended < latest for stream in self.ranks())
 
     def copy(self, seconds: float) -> None:
         """Copy output for at most so many seconds."""
@@ -214,7 +226,6 @@ class Output:
         return self.windows >= WINDOWS
 
     def note_heartbeat(self) -> None:
-        """Note that a rank has written."""
         self.last_time = self.now
         window = int(self.now / self.window) if self.window else 0
         self.windows += window != self.last_window
@@ -234,9 +245,9 @@ class Output:
             return
 
     def note_end(self, stream: Stream) -> None:
-        """Note that the process of a stream has ended."""
-        if stream.ended is None:
-            stream.open_at, stream.ended = self.before, self.now
+        if not stream.ended:
+            stream.open_at = self.before
+            stream.ended = self.now
             stream.exit_code = exit_code_of(stream.worker.get("process", 0))
         if stream.process is not None:
             self.selector.unregister(stream.process)
@@ -244,7 +255,6 @@ class Output:
             stream.process = None
 
     def close(self, stream: Stream) -> None:
-        """Close a pipe once it has no writer."""
         if stream.is_open:
             stream.is_open = False
             self.selector.unregister(stream.descriptor)
@@ -253,86 +263,46 @@ class Output:
                 self.note_end(stream)
 
     def write(self, stream: Stream, lines: list[bytes]) -> None:
-        """Write lines to the container's log, and take the figures in them."""
-        if lines:
-            write(b"".join(self.marked(stream, line) for line in lines))
+        marked = [self.marked(stream, line) for line in lines]
+        write(b"".join(marked))
 
     def marked(self, stream: Stream, line: bytes) -> bytes:
-        """Return a line with its rank. Lines of JSON keep their form, and so do marked ones."""
-        self.take_figures(object_at_end(line)[1])
-        if line.startswith(b"{") and line.rstrip().endswith(b"}"):
-            return line
+        """Return a line with its rank. Lines of JSON and marked lines keep their form."""
+        _, entries = object_at_end(line)
+        self.take_figures(entries)
+        is_json = line.startswith(b"{") and line.rstrip().endswith(b"}")
         has_peers = stream.worker and len(self.ranks()) > 1
-        mark = b"[rank%d]: " % stream.worker["rank"] if has_peers else b""
+        if is_json or not has_peers:
+            return line
+        mark = b"[rank%d]: " % stream.worker["rank"]
         return line if line.startswith(mark) else mark + line
 
     def take_figures(self, entries: dict[str, Any]) -> None:
         if self.attempt < 0:
             # The figures of a setup are not those of a training.
             return
-        numbers = {name: value for name, value in entries.items() if type(value) in (int, float)}
-        self.figures.update((name, numbers[name]) for name in FIGURES if name in numbers)
+        numbers = {}
+        for name, value in entries.items():
+            if type(value) in (int, float):
+                numbers[name] = value
+        for name in FIGURES:
+            if name in numbers:
+                self.figures[name] = numbers[name]
         step = numbers.get("resumed_step", numbers.get("step"))
         if entries.get("event") == "checkpoint":
             self.checkpoint = step
         if "step" in numbers:
             self.trained.setdefault(self.attempt, self.now)
-            self.trained = dict(list(self.trained.items())[-ATTEMPTS:])
+            drop_oldest(self.trained)
         if step is not None:
             first, _ = self.steps.pop(self.attempt, (step, step))
             self.steps[self.attempt] = (first, step)
-            self.steps = dict(list(self.steps.items())[-ATTEMPTS:])
+            drop_oldest(self.steps)
 
 
-def displayed_lines(text: bytes) -> list[bytes]:
-    """Return the lines of a text as a terminal shows them. The last one may have no end."""
-    if b"\r" not in text:
-        return text.splitlines(keepends=True)
-    *lines, rest = text.split(b"\n")
-    found = [each + b"\n" for line in lines for each in apart(line)]
-    return [*found, rest] if rest else found
-
-
-def is_overwritten(line: bytes) -> bool:
-    """Return True if a terminal would write over a part of a line. Binary output stays as it is."""
-    return b"\r" in line and not BINARY.search(line)
-
-
-def as_displayed(line: bytes) -> bytes:
-    """Return what a terminal shows of a line: a carriage return goes back to its beginning.
-
-    The text after it overwrites as many characters as it has.
-    """
-    shown = ""
-    for piece in reversed(line.decode(errors="surrogateescape").split("\r")):
-        shown += piece[len(shown) :]
-    return shown.encode(errors="surrogateescape")
-
-
-def apart(line: bytes) -> list[bytes]:
-    """Return a line as displayed. A JSON object after a progress bar becomes a separate line."""
-    if not is_overwritten(line):
-        return [line]
-    line = line.rstrip(b"\r")
-    earlier, found, last = line.rpartition(b"\r")
-    before, entries = object_at_end(last)
-    if not found or not entries:
-        return [as_displayed(line)]
-    bar = as_displayed(earlier + b"\r" + before)
-    return [*([bar] if bar.strip() else []), last[len(before) :]]
-
-
-def object_at_end(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Return the text before a JSON object at the end of a line, and the object, or nothing."""
-    text = line.rstrip()
-    if text.endswith(b"}") and len(text) < FIGURES_LINE:
-        start = text.find(b"{")
-        for _ in range(OBJECTS):
-            found = read_json(text[start:]) if start >= 0 else {}
-            if found:
-                return text[:start], found
-            start = text.find(b"{", start + 1)
-    return text, {}
+def drop_oldest(by_attempt: dict[int, Any]) -> None:
+    while len(by_attempt) > ATTEMPTS:
+        del by_attempt[min(by_attempt)]
 
 
 def log(text: str) -> None:
@@ -344,4 +314,5 @@ def write(data: bytes) -> None:
     view = memoryview(data)
     with suppress(OSError):
         while view:
-            view = view[os.write(1, view) :]
+            written = os.write(1, view)
+            view = view[written:]

@@ -18,43 +18,53 @@ from .options import Options
 
 # In the folder of the option `work`: the files of the attempt, those of the attempt before, the
 # code after the setup, and caches.
-WORK, LAST, CODE, CACHE = "work", "work.last", "work.code", "cache"
+WORK = "work"
+LAST = "work.last"
+CODE = "work.code"
+CACHE = "cache"
 
 # System V IPC: the tables in /proc of each kind, and numbers of C. GETPID is the process of the
 # last operation on a semaphore.
-SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
-IPC_RMID, GETPID = 0, 11
+SYSV = "/proc/sysvipc"
+SHM = "shm"
+SEM = "sem"
+MSG = "msg"
+IPC_RMID = 0
+GETPID = 11
 
 
 def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a pod, and folders for temporary files and caches if it sets none."""
+    """Return the variables of a pod, with folders for temporary files and caches."""
     if not options.own_files:
         return dict(given)
+    cache = f"{options.work}/{CACHE}"
     found = {
         "TMPDIR": f"{options.work}/{WORK}",
         # By default they are below TMPDIR, or in a home folder, and that may not be writable.
-        "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
-        "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+        "TRITON_CACHE_DIR": f"{cache}/triton",
         **given,
     }
-    if options.setup and not os.access(os.path.expanduser("~"), os.W_OK):
-        # pip installs here for a user without a home folder: modules, and programs such as ninja.
-        base = found.setdefault("PYTHONUSERBASE", f"{options.work}/{CACHE}/python")
-        found["PATH"] = os.pathsep.join([f"{base}/bin", found.get("PATH") or os.defpath])
+    has_home = os.access(os.path.expanduser("~"), os.W_OK)
+    if options.setup and not has_home:
+        # pip installs modules here, and programs such as ninja.
+        base = found.setdefault("PYTHONUSERBASE", f"{cache}/python")
+        path = found.get("PATH") or os.defpath
+        found["PATH"] = os.pathsep.join([f"{base}/bin", path])
     return found
 
 
 def prepare(
     options: Options,
-    environment: Mapping[str, str],
+    env: Mapping[str, str],
     *,
     is_first: bool,
     added: Collection[str] | None = None,
 ) -> None:
     """Prepare the pod for an attempt. No process of the last one runs.
 
-    Before the first one, only an init container has written anything. `added` are the setup's new
-    paths in the working directory; None if there was no setup.
+    Before the first one, only an init container has written anything. `added`: the setup's new
+    paths in the working directory, or None without a setup.
     """
     folder = Path(options.work)
     if options.own_files or options.code:
@@ -63,7 +73,7 @@ def prepare(
             with suppress(OSError):
                 Path(folder, name).mkdir(parents=True, exist_ok=True)
     if not is_first:
-        clean(options, environment)
+        clean(options, env)
     if added is not None:
         restore_setup(folder, added)
     elif options.code:
@@ -73,14 +83,13 @@ def prepare(
         os.chdir(folder / WORK)
 
 
-def clean(options: Options, environment: Mapping[str, str]) -> None:
-    """Remove the remains of the last attempt."""
+def clean(options: Options, env: Mapping[str, str]) -> None:
     if options.clear:
         empty_folder(options.clear)
     if options.own_files or options.code:
         keep_last(Path(options.work))
     if options.own_files:
-        remove_locks(environment)
+        remove_locks(env)
     if options.own_ipc:
         # The kernel may lack System V IPC.
         with suppress(OSError, ValueError, KeyError, AttributeError, ImportError):
@@ -95,20 +104,19 @@ def keep_last(folder: Path) -> None:
     empty_folder(folder / LAST)
     with suppress(OSError):
         for path in (folder / WORK).iterdir():
+            target = folder / LAST / path.name
             with suppress(OSError):
-                path.rename(folder / LAST / path.name)
-    # Remove what could not be moved, such as a folder that its owner may not change.
+                path.rename(target)
+    # Some folders cannot be moved.
     empty_folder(folder / WORK)
 
 
 def keep_setup(folder: Path, sent: Collection[str]) -> set[str]:
-    """Keep the sent paths as a setup has left them, and return the paths it has added.
-
-    So each attempt of the pod begins with the result of the setup.
-    """
+    """Keep the sent paths as a setup has left them, for each attempt. Return the added paths."""
     found = paths_below(folder / WORK)
     for name in found.intersection(sent):
-        source, target = folder / WORK / name, folder / CODE / name
+        source = folder / WORK / name
+        target = folder / CODE / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if is_folder(source):
             target.mkdir(exist_ok=True)
@@ -119,10 +127,12 @@ def keep_setup(folder: Path, sent: Collection[str]) -> set[str]:
 
 def restore_setup(folder: Path, added: Collection[str]) -> None:
     """Fill `work` with the result of a setup. The paths added by it are in `work.last`."""
+    work = folder / WORK
     if (folder / CODE).exists():
-        shutil.copytree(folder / CODE, folder / WORK, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(folder / CODE, work, symlinks=True, dirs_exist_ok=True)
     for name in added:
-        target, last = folder / WORK / name, folder / LAST / name
+        last = folder / LAST / name
+        target = work / name
         with suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True)
             if is_folder(last):
@@ -136,15 +146,14 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def remove_locks(environment: Mapping[str, str]) -> None:
+def remove_locks(env: Mapping[str, str]) -> None:
     """Remove the locks of torch.utils.cpp_extension (FileBaton). Nobody else would release them."""
-    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    given = environment.get("TORCH_EXTENSIONS_DIR")
-    locks = [
-        *(Path(given).glob("*/lock") if given else ()),
-        # Its folders are named by the versions of Python and CUDA.
-        *Path(cache, "torch_extensions").glob("*/*/lock"),
-    ]
+    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # Its folders are named by the versions of Python and CUDA.
+    locks = list(Path(cache, "torch_extensions").glob("*/*/lock"))
+    given = env.get("TORCH_EXTENSIONS_DIR")
+    if given:
+        locks += Path(given).glob("*/lock")
     for path in locks:
         with suppress(OSError):
             path.unlink()
@@ -162,9 +171,12 @@ def remove_segments() -> None:
         if row["nattch"] == 0 and has_ended(row["cpid"]):
             libc.shmctl(row["shmid"], IPC_RMID, None)
     for row in rows_of(SEM):
-        users = [libc.semctl(row["semid"], index, GETPID) for index in range(row["nsems"])]
+        number = row["semid"]
+        users = []
+        for index in range(row["nsems"]):
+            users.append(libc.semctl(number, index, GETPID))
         if has_ended(*users):
-            libc.semctl(row["semid"], 0, IPC_RMID)
+            libc.semctl(number, 0, IPC_RMID)
     for row in rows_of(MSG):
         if has_ended(row["lspid"], row["lrpid"]):
             libc.msgctl(row["msqid"], IPC_RMID, None)
@@ -172,10 +184,10 @@ def remove_segments() -> None:
 
 def rows_of(kind: str) -> Iterator[dict[str, int]]:
     """Yield the rows of a table of /proc by the names of its columns."""
-    names, *lines = read_file(f"{SYSV}/{kind}").decode().splitlines() or [""]
-    for line in lines:
-        # The permissions are octal.
-        yield dict(zip(names.split(), (int(word) for word in line.split())))
+    table = read_file(f"{SYSV}/{kind}").decode()
+    rows = [line.split() for line in table.splitlines()]
+    for row in rows[1:]:
+        yield dict(zip(rows[0], map(int, row)))
 
 
 def has_ended(*processes: int) -> bool:
@@ -184,4 +196,5 @@ def has_ended(*processes: int) -> bool:
     A process of another container without a common namespace is 0.
     """
     known = [process for process in processes if process > 0]
-    return bool(known) and not any(os.path.exists(f"/proc/{process}") for process in known)
+    running = [process for process in known if os.path.exists(f"/proc/{process}")]
+    return bool(known) and not running

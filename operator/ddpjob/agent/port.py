@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-# How many requests are answered at a time, and the longest wait for the rest of a request.
-CLIENTS, REQUEST_SECONDS = 32, 0.2
+# Requests answered at a time, and seconds to wait for the rest of one.
+CLIENTS = 32
+REQUEST_SECONDS = 0.2
 
-OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
+OK = "200 OK"
+UNAVAILABLE = "503 Service Unavailable"
+NOT_FOUND = "404 Not Found"
 
-# Seconds before the next try after an error, such as a lack of descriptors.
+# Seconds before the next try after an error.
 PAUSE = 0.05
 
 
@@ -59,8 +62,10 @@ class Port:
         with suppress(Exception), connection:
             # A silent client must not keep the kubelet waiting.
             connection.settimeout(REQUEST_SECONDS)
-            path = b"".join(connection.recv(4096).split(b" ")[1:2]).decode(errors="replace")
-            status, body = "404 Not Found", ""
+            words = connection.recv(4096).decode(errors="replace").split(" ")
+            path = words[1] if len(words) > 1 else ""
+            status = NOT_FOUND
+            body = ""
             if path == "/ready":
                 is_ready = self.is_ready() and self.has_refused
                 status = OK if is_ready else UNAVAILABLE
@@ -68,7 +73,8 @@ class Port:
             if path == "/started":
                 status = OK if self.has_started() else UNAVAILABLE
             if path in self.bodies:
-                status, body = OK, self.bodies[path]()
+                status = OK
+                body = self.bodies[path]()
             head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             connection.sendall((head + body).encode())

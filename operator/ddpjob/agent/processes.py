@@ -13,8 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from . import PROGRAMS
 from .files import read_file, socket_path, stat_fields
+from .options import Options
 from .output import Output, log
+
+Process = subprocess.Popen[bytes]
 
 
 def open_standard_streams() -> None:
@@ -32,22 +36,32 @@ def become_reaper() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def program(name: str, *arguments: str, flags: str = "-IS") -> list[str]:
+def program(name: str, *args: str, flags: str = "-IS") -> list[str]:
     """Return the command for another program of this folder."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    return [sys.executable, flags, folder, name, *arguments]
+    return [sys.executable, flags, PROGRAMS, name, *args]
+
+
+def torchrun_command(options: Options, flags: list[str]) -> list[str]:
+    return [
+        *(options.command or program("launch", "torchrun")),
+        *options.flags,
+        *flags,
+        *options.args,
+    ]
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], output: Output
-) -> subprocess.Popen[bytes]:
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: Output,
+) -> Process:
     """Start a program in a session of its own, with its output as a stream of `output`."""
     read_end, write_end = os.pipe()
     output.add(read_end)
     try:
         return subprocess.Popen(
             command,
-            env=environment,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=subprocess.STDOUT,
@@ -63,7 +77,7 @@ def exit_status(code: int) -> int:
 
 
 def write_wrapper(folder: Path) -> Path:
-    """Write the program for torchrun to start in place of Python, and return its path."""
+    """Write the program started by torchrun in place of Python. Return its path."""
     wrapper = folder / "worker"
     words = shlex.join(program("launch", "worker"))
     wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -71,34 +85,30 @@ def write_wrapper(folder: Path) -> Path:
     return wrapper
 
 
-def start_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
+def start_zygote(folder: Path, env: dict[str, str]) -> Process | None:
     """Start a zygote with its socket in `folder`. Return None if this is not possible."""
     if sys.platform != "linux":
         return None
     try:
-        return listening_zygote(folder, environment)
+        with socket.socket(socket.AF_UNIX) as server:
+            descriptor = os.open(folder, os.O_RDONLY)
+            server.bind(socket_path(descriptor))
+            os.close(descriptor)
+            # Listen before torchrun starts: it looks for the socket.
+            server.listen()
+            return subprocess.Popen(
+                # Like torchrun, it starts Python without a buffer for the output.
+                program("zygote", str(server.fileno()), flags="-u"),
+                env=env,
+                pass_fds=[server.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     except OSError as error:
         # For example, a file system without sockets.
         log(f"no fast start: {error}")
         return None
-
-
-def listening_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with socket.socket(socket.AF_UNIX) as server:
-        descriptor = os.open(folder, os.O_RDONLY)
-        server.bind(socket_path(descriptor))
-        os.close(descriptor)
-        # Listen before torchrun starts: it looks for the socket.
-        server.listen()
-        return subprocess.Popen(
-            # Like torchrun, it starts Python without a buffer for the output.
-            program("zygote", str(server.fileno()), flags="-u"),
-            env=environment,
-            pass_fds=[server.fileno()],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
 
 
 def descendants() -> list[int]:
@@ -107,7 +117,9 @@ def descendants() -> list[int]:
     Ended processes count until they are collected: their threads may still run, and hold a device.
     """
     children: dict[int, list[int]] = {}
-    for process, parent in (parents() if os.path.isdir("/proc/self") else parents_by_ps()).items():
+    has_proc = os.path.isdir("/proc/self")
+    parent_of = parents() if has_proc else parents_by_ps()
+    for process, parent in parent_of.items():
         children.setdefault(parent, []).append(process)
     found = [os.getpid()]
     for process in found:
@@ -116,7 +128,6 @@ def descendants() -> list[int]:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of each process."""
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         fields = stat_fields(name)
@@ -126,10 +137,16 @@ def parents() -> dict[int, int]:
 
 
 def parents_by_ps() -> dict[int, int]:
-    """Return the same on a machine without /proc, such as a laptop with macOS."""
-    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE) as ps:
-        pairs = [line.split() for line in ps.communicate()[0].splitlines()]
-    return {int(process): int(parent) for process, parent in pairs if int(process) != ps.pid}
+    """Return the same without /proc, as on macOS."""
+    command = ["ps", "-A", "-o", "pid=,ppid="]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as ps:
+        table, _ = ps.communicate()
+    found = {}
+    for line in table.splitlines():
+        process, parent = map(int, line.split())
+        found[process] = parent
+    found.pop(ps.pid, None)
+    return found
 
 
 def is_worker_of_torchrun(process: int) -> bool:
@@ -137,30 +154,29 @@ def is_worker_of_torchrun(process: int) -> bool:
     return b"TORCHELASTIC_RUN_ID=" in read_file(f"/proc/{process}/environ")
 
 
-def kill(processes: Iterable[int]) -> None:
+def send(number: int, processes: Iterable[int]) -> None:
+    """Send a signal to processes. Some may have ended."""
     for process in processes:
         with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
 
 def stop(processes: Iterable[int]) -> None:
     """Let processes do nothing more. Their connections stay open."""
-    for process in processes:
-        with suppress(OSError):
-            os.kill(process, signal.SIGSTOP)
+    send(signal.SIGSTOP, processes)
 
 
-def abort(workers: Iterable[int], others: Iterable[int]) -> None:
+def abort(workers: list[int | None]) -> None:
     """Let workers write their stacks, and abort.
 
     The other processes are stopped first: torchrun would end all workers when the first one aborts.
     A stopped worker aborts only once it continues.
     """
-    stop(others)
-    for process in workers:
+    processes = set(descendants())
+    stop(processes.difference(workers))
+    for process in processes.intersection(workers):
         # With a limit of 1, the kernel writes no core, not even into a pipe.
         with suppress(OSError, ValueError, AttributeError):
             resource.prlimit(process, resource.RLIMIT_CORE, (1, 1))
         for number in (signal.SIGABRT, signal.SIGCONT):
-            with suppress(OSError):
-                os.kill(process, number)
+            send(number, [process])

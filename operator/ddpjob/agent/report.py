@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import EXCEPTION, NOTE, RECORD
+from . import EXCEPTION, NOTE, PROGRAMS, RECORD
 from .files import read_file, read_json
 from .output import Stream, log
 
@@ -20,20 +19,23 @@ Report = dict[str, Any]
 MESSAGE = 4096
 RESULT = MESSAGE - 200
 
-# Optional entries of a report: they are left out if they are empty, or if the report is too long.
+# Entries left out of a report if they are empty, or if it is too long.
 FIGURES = ("steps", "total", "trained")
 
 # Limits of a report: lines of output, and characters of each line.
-LINES, LINE_LENGTH = 12, 160
+LINES = 12
+LINE_LENGTH = 160
 
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
-EXCEPTION_CODE, ABORTED, INTERRUPTED = 1, -signal.SIGABRT, (-signal.SIGTERM, 143)
+EXCEPTION_CODE = 1
+ABORTED = -signal.SIGABRT
+INTERRUPTED = (-signal.SIGTERM, 143)
 
 # Seconds from the exception of a process to its end, at most: torch stops its threads and frees
 # devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
-# others, and that is the cause of their later output. So many lines may follow the exception of a
-# stopped rank.
-ENDING_SECONDS, EXCEPTION_LINES = 10.0, 25
+# others, the cause of their later output. So many lines may follow a stopped rank's exception.
+ENDING_SECONDS = 10.0
+EXCEPTION_LINES = 25
 
 # The longest time from the exception of a process to its end: it may upload its results.
 EXIT_SECONDS = 120.0
@@ -46,7 +48,7 @@ CAUSES = ("Failure", "Unclear", "Follower")
 STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
 
 # Files of the frames below a program's own frames in its stack.
-STARTERS = (f'"{os.path.dirname(os.path.abspath(__file__))}/', '"<frozen runpy>"')
+STARTER = re.compile(f'"{re.escape(PROGRAMS)}/|"<frozen runpy>"')
 
 
 class LastWords(NamedTuple):
@@ -72,10 +74,9 @@ class Judge:
     """
 
     def __init__(self, words: bytes, patience: float) -> None:
-        self.words = {
-            kind: [re.compile(pattern) for pattern in patterns]
-            for kind, patterns in read_json(words).items()
-        }
+        self.words = {}
+        for kind, patterns in read_json(words).items():
+            self.words[kind] = [re.compile(pattern) for pattern in patterns]
         # torchrun polls its workers.
         self.patience = patience - 1.0
 
@@ -91,55 +92,58 @@ class Judge:
         failed = [streams[failure["localRank"]] for failure in failures]
         first = min(failed, key=end_of)
         found = []
-        for failure, stream in zip(failures, failed):
-            last_words = self.last_words(stream, failure, first)
-            cause = self.cause(last_words)
-            exit_code = last_words.exit_code
-            exception = last_words.text or failure["exception"] or signal_name(exit_code)
-            report = {
-                "cause": cause,
-                "rank": failure["rank"],
-                "localRank": failure["localRank"],
-                "exitCode": exit_code,
-                "exception": exception[:EXCEPTION],
-            }
-            found.append((CAUSES.index(cause), end_of(stream), report, stream))
-        _, _, report, stream = min(found, key=lambda entry: entry[:2])
+        for failure, rank in zip(failures, failed):
+            found.append((self.judge_rank(rank, failure, first), rank))
+        report, stream = min(found, key=priority)
         # torchrun has found no failure of the other ranks.
-        ended = [rank for rank in streams if rank.worker and rank.ended and rank not in failed]
-        early = [rank for rank in ended if end_of(rank) < end_of(first)]
-        if report["cause"] == "Follower" and early:
-            report = {**report, "cause": "Failure", "exception": ended_early(early[0], report)}
+        others = [rank for rank in streams if rank.worker and rank not in failed]
+        early = [rank for rank in others if 0.0 < rank.ended < first.ended]
+        if early and report["cause"] == "Follower":
+            report["cause"] = "Failure"
+            report["exception"] = ended_early(early[0], report)
         return with_lines(report, stream)
+
+    def judge_rank(self, stream: Stream, failure: Report, first: Stream) -> Report:
+        """Return the report on a failed rank. `first`: the one that ended first."""
+        last_words = self.last_words(stream, failure, first)
+        exit_code = last_words.exit_code
+        exception = last_words.text or failure["exception"] or signal_name(exit_code)
+        return {
+            "cause": self.cause(last_words),
+            "rank": failure["rank"],
+            "localRank": failure["localRank"],
+            "exitCode": exit_code,
+            "exception": exception[:EXCEPTION],
+        }
 
     def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
         """Return the report on a failure of torchrun itself, or of another program."""
         begun = [stream for stream in streams if stream.worker]
         failed = [stream for stream in begun if stream.exit_code]
-        error = record.get("error", "")
         stream = min(failed or begun, key=end_of, default=streams[-1])
+        error = record.get("error", "")
         report: Report = {}
+        if failed and not error:
+            code = stream.exit_code or code
+            report["rank"] = stream.worker["rank"]
+        last_words = self.words_at_end(stream, code)
         if error:
             last_words = LastWords(code, error, error, is_exception=True)
-        else:
-            if failed:
-                code, report = stream.exit_code or code, {"rank": stream.worker["rank"]}
-            last_words = self.words_at_end(stream, code)
-        cause = "Follower" if code in INTERRUPTED else self.cause(last_words)
-        exception = last_words.text[:EXCEPTION] or signal_name(code)
-        return with_lines(
-            {**report, "cause": cause, "exitCode": code, "exception": exception}, stream
-        )
+        report["cause"] = "Follower" if code in INTERRUPTED else self.cause(last_words)
+        report["exitCode"] = code
+        report["exception"] = last_words.text[:EXCEPTION] or signal_name(code)
+        return with_lines(report, stream)
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
         """Return the last words of a rank, with its exit code.
 
-        There are none if torchrun stopped the rank after the end of the first one, unless the rank
-        was about to end by an exception of its own.
+        There are none if torchrun stopped it, unless it was about to end by its own exception.
         """
-        exit_code, note = failure["exitCode"], failure.get("note", {})
-        is_late = end_of(stream) - end_of(first) > self.patience
-        if exit_code in INTERRUPTED or (exit_code == -signal.SIGKILL and is_late):
+        exit_code = failure["exitCode"]
+        note = failure.get("note")
+        is_late = stream.ended - first.ended > self.patience
+        was_killed = exit_code == -signal.SIGKILL and is_late
+        if was_killed or exit_code in INTERRUPTED:
             if not was_ending(stream, exit_code, first):
                 return LastWords(exit_code, is_stopped=True)
             exit_code = EXCEPTION_CODE
@@ -151,59 +155,69 @@ class Judge:
 
     def words_at_end(self, stream: Stream, exit_code: int) -> LastWords:
         """Return the last words of a process, if they can explain its end."""
-        text, error = stream.text(), stream.exception
-        is_late = end_of(stream) - error.time > EXIT_SECONDS
-        if exit_code == EXCEPTION_CODE and error.counts and error.text and not is_late:
-            return LastWords(exit_code, error.text, error.words, is_exception=True)
         if exit_code == EXCEPTION_CODE:
-            # A traceback of another form, such as that of `rich`.
-            end = "\n".join(text.splitlines()[-LINES:])
-            if found := self.last_match("exception", end):
-                words = end[found.start() :]
-                return LastWords(exit_code, found[1].strip(), words, is_exception=True)
+            return self.exception_at_end(stream)
+        text = stream.text()
         if exit_code == ABORTED:
             found = self.last_match("abort", text)
             exception = found[1].strip() if found else ""
             return LastWords(exit_code, exception, text, is_exception=bool(found))
         if exit_code < 0:
             return LastWords(exit_code)
-        return LastWords(exit_code, last_line(text), text if exit_code == EXCEPTION_CODE else "")
+        return LastWords(exit_code, last_line(text))
+
+    def exception_at_end(self, stream: Stream) -> LastWords:
+        error = stream.exception
+        is_late = stream.ended - error.time > EXIT_SECONDS
+        if error.counts and error.text and not is_late:
+            return LastWords(EXCEPTION_CODE, error.text, error.words, is_exception=True)
+        text = stream.text()
+        # A traceback of another form, such as that of `rich`.
+        end = "\n".join(text.splitlines()[-LINES:])
+        found = self.last_match("exception", end)
+        if found:
+            words = end[found.start() :]
+            return LastWords(EXCEPTION_CODE, found[1].strip(), words, is_exception=True)
+        return LastWords(EXCEPTION_CODE, last_line(text), text)
 
     def cause(self, last_words: LastWords) -> str:
         """Return the cause according to the last words of a process, one of CAUSES."""
         if last_words.is_stopped or self.says("follower", last_words.words):
             return "Follower"
         is_ambiguous = last_words.exit_code in (EXCEPTION_CODE, ABORTED)
-        if self.says("unclear", last_words.words) or (is_ambiguous and not last_words.is_exception):
+        has_no_reason = is_ambiguous and not last_words.is_exception
+        if has_no_reason or self.says("unclear", last_words.words):
             return "Unclear"
         return "Failure"
 
     def hang(self, age: float | None, ranks: list[Stream]) -> Report:
         """Return the report on a hanging gang, with the stacks of its ranks.
 
-        `age` is that of the last heartbeat in seconds, or None before the first. The report names
-        the rank furthest behind, if the output of a rank tells it.
+        `age`: seconds since the last heartbeat, or None before the first. The report names the
+        rank furthest behind, if the output of a rank tells it.
         """
+        exception = "no heartbeat" if age is None else f"no heartbeat for {age:.0f} s"
         lines = []
         behind = []
         each = max(1, LINES // max(1, len(ranks)))
         for stream in ranks:
             text = stream.text()
-            frames = choose(stack_in(text), each) or ["no stack"]
             rank = stream.worker.get("rank")
-            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames]
-            behind += [
-                found for words in self.words.get("behind", []) for found in words.findall(text)
-            ]
-        since = "" if age is None else f" for {age:.0f} s"
-        exception = "; ".join([f"no heartbeat{since}", *behind[-1:]])
+            for frame in choose(stack_in(text), each) or ["no stack"]:
+                line = f"rank {rank}: {frame.strip()}"
+                lines.append(line[:LINE_LENGTH])
+            for pattern in self.words.get("behind", []):
+                behind += pattern.findall(text)
+        if behind:
+            exception += f"; {behind[-1]}"
         return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
     def last_match(self, kind: str, text: str) -> re.Match[str] | None:
         """Return the last match of the first pattern with a match."""
         for pattern in self.words.get(kind, []):
-            for found in reversed(list(pattern.finditer(text))):
-                return found
+            matches = list(pattern.finditer(text))
+            if matches:
+                return matches[-1]
         return None
 
     def says(self, kind: str, text: str) -> bool:
@@ -211,46 +225,63 @@ class Judge:
 
 
 def read_record(folder: Path) -> Report:
-    """Return torchrun's record of its failed workers, with the notes of the workers."""
+    """Return torchrun's record of its failed workers, with their notes."""
     record = read_json(read_file(folder / RECORD))
     for failure in record.get("failures", []):
-        failure["note"] = read_json(read_file(folder / NOTE.format(index=failure["localRank"])))
+        note = folder / NOTE.format(index=failure["localRank"])
+        failure["note"] = read_json(read_file(note))
     return record
 
 
 def end_of(stream: Stream) -> float:
-    return stream.ended or 0.0
+    return stream.ended
+
+
+def priority(failure: tuple[Report, Stream]) -> tuple[int, float]:
+    report, stream = failure
+    return CAUSES.index(report["cause"]), stream.ended
 
 
 def ended_early(stream: Stream, report: Report) -> str:
     """Return the sentence on a peer that ended too early, as if all work had been done."""
-    rank, other = stream.worker.get("rank"), report["rank"]
-    return (
-        f"rank {rank} ended with exit code 0 while rank {other} was still training: do all ranks "
-        f"make the same number of steps? ({report['exception']})"
-    )[:EXCEPTION]
+    rank = stream.worker["rank"]
+    sentence = (
+        f"rank {rank} ended with exit code 0 while rank {report['rank']} was still training: do "
+        f"all ranks make the same number of steps? ({report['exception']})"
+    )
+    return sentence[:EXCEPTION]
 
 
 def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
     """Return True if a rank was about to end by its own exception when the first one ended."""
     error = stream.exception
-    # A rank with a handler of SIGTERM may have written because of it.
-    handled = exit_code != -signal.SIGTERM
-    is_earlier = error.time < first.open_at or (not handled and error.time <= end_of(first))
     is_last = error.counts and error.following <= EXCEPTION_LINES
-    return is_last and is_earlier and first.open_at - error.time < ENDING_SECONDS
+    is_recent = first.open_at - error.time < ENDING_SECONDS
+    is_earlier = error.time < first.open_at
+    # A rank with a handler of SIGTERM may have written because of it.
+    if exit_code == -signal.SIGTERM:
+        is_earlier = error.time <= first.ended
+    return is_last and is_recent and is_earlier
 
 
 def last_line(text: str) -> str:
-    """Return the last line with text."""
-    lines = [line.strip() for line in text.splitlines() if line.strip(" =-\t")]
-    return lines[-1] if lines else ""
+    for line in reversed(text.splitlines()):
+        if line.strip(" =-\t"):
+            return line.strip()
+    return ""
 
 
 def with_lines(report: Report, stream: Stream) -> Report:
-    """Return a report with the end of a process: its time, and its last lines."""
-    lines = [line[:LINE_LENGTH] for line in stream.text().splitlines() if line.strip()]
-    return {**report, "time": stream.ended, "lines": lines[-LINES:]}
+    """Return a report with the time of a process's end, and its last lines."""
+    lines = []
+    for line in stream.text().splitlines():
+        if line.strip():
+            lines.append(line[:LINE_LENGTH])
+    return {
+        **report,
+        "time": stream.ended,
+        "lines": lines[-LINES:],
+    }
 
 
 def signal_name(exit_code: int) -> str:
@@ -266,10 +297,12 @@ def stack_in(text: str) -> list[str]:
     The frames of the agent are left out. In a fork, they are below those of the program.
     """
     stacks = STACK.findall(text)
-    current = [frames for kind, frames in stacks if kind != "Thread"]
-    chosen = current or [frames for _, frames in stacks]
-    frames = chosen[-1].splitlines() if chosen else []
-    return [frame for frame in frames if not any(place in frame for place in STARTERS)]
+    current = [stack for stack in stacks if stack[0] != "Thread"]
+    chosen = current or stacks
+    if not chosen:
+        return []
+    _, frames = chosen[-1]
+    return [frame for frame in frames.splitlines() if not STARTER.search(frame)]
 
 
 def choose(frames: list[str], number: int) -> list[str]:
@@ -281,7 +314,7 @@ def choose(frames: list[str], number: int) -> list[str]:
 
 
 def on_success(result: bytes) -> Report:
-    """Return the report on a successful attempt, with the result written by a rank."""
+    """Return the report on a success, with the result written by a rank."""
     found = read_json(result)
     size = len(json.dumps(found))
     if size > RESULT:
@@ -302,12 +335,13 @@ def as_message(report: Report) -> str:
     for name in FIGURES:
         if not report.get(name):
             report.pop(name, None)
-    while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
+    text = json.dumps(report)
+    while len(text) > MESSAGE and report.get("lines"):
         report["lines"] = report["lines"][1:]
+        text = json.dumps(report)
     if len(text) > MESSAGE:
-        text = json.dumps({name: report[name] for name in report if name not in FIGURES})
-    if len(text) > MESSAGE:
-        known = ("agent", "attempt", "cause", "rank", "exitCode", "time")
-        short = {name: report[name] for name in known if name in report}
-        text = json.dumps({**short, "exception": report.get("exception", "")[:200]})
+        short = {name: value for name, value in report.items() if name not in FIGURES}
+        if "exception" in short:
+            short["exception"] = short["exception"][:200]
+        text = json.dumps(short)
     return text

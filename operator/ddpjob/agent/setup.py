@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from .files import paths_below
 from .options import Options
 from .output import Output, Stream, log
 from .place import WORK, keep_setup
-from .processes import start
+from .processes import Process, start
 from .report import Report, last_line, with_lines
 
 # Comments of pip after an error.
@@ -33,27 +32,29 @@ class Setup:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.is_over = options.setup is None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.added: set[str] | None = None
 
-    def start(self, environment: Mapping[str, str], output: Output) -> None:
+    def start(self, env: Mapping[str, str], output: Output) -> None:
         """Start a shell. It ends at the first failed command."""
         log("setup begins")
         self.ends = time.monotonic() + self.options.setup_seconds
         self.sent = paths_below(Path(self.options.work, WORK))
         # `pip` and `python` belong to the Python of the workers.
-        python = environment.get("PYTHON_EXEC", sys.executable)
-        path = os.pathsep.join([os.path.dirname(python), environment.get("PATH", os.defpath)])
+        python = env.get("PYTHON_EXEC", sys.executable)
+        path = env.get("PATH", os.defpath)
+        variables = {
+            **env,
+            "PATH": os.pathsep.join([os.path.dirname(python), path]),
+        }
         command = ["/bin/sh", "-ec", "--", str(self.options.setup)]
-        self.process = start(command, {**environment, "PATH": path}, output)
+        self.process = start(command, variables, output)
 
     @property
     def code(self) -> int | None:
-        """Return the exit code of the shell, or None while it runs."""
         return self.process.returncode if self.process else None
 
     def runs(self) -> bool:
-        """Return True while the shell runs and its time is not over."""
         return self.code is None and time.monotonic() < self.ends
 
     def conclude(self, code: int | None, stream: Stream) -> Report | None:
@@ -68,5 +69,9 @@ class Setup:
             code = -signal.SIGKILL
             how = f"took longer than setupTimeoutSeconds={self.options.setup_seconds:g}"
         words = last_line(COMMENT.sub("", stream.text()))
-        words = f"{words[:EXCEPTION]} ({how})" if words else how
-        return with_lines({"cause": "SetupFailed", "exitCode": code, "exception": words}, stream)
+        report = {
+            "cause": "SetupFailed",
+            "exitCode": code,
+            "exception": f"{words[:EXCEPTION]} ({how})" if words else how,
+        }
+        return with_lines(report, stream)

@@ -1,31 +1,76 @@
-"""Decide when to end an attempt that seems to hang, and to collect the stacks of its ranks."""
+"""Find out whether an attempt hangs, and when to end it and to collect the stacks of its ranks."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
+from .files import changed_at
+from .options import Options
+from .output import Output
 from .processes import descendants, stop
+from .times import Times
 
-# Seconds from the operator's order until the stacks are collected. That ends the ranks. All pods
-# get the order, and not at the same moment: a rank has no stack to show if its peer has ended. So
-# all processes are stopped first, and their connections stay open.
+# Seconds from the operator's order until the stacks are collected. That ends the ranks, and a rank
+# has no stack to show if its peer has ended. So all processes are stopped first, with their
+# connections open, until all pods have the order.
 ORDER_SECONDS = 5.0
 
-# Seconds of silence until the agent does the same without an order. The operator may ask meanwhile,
-# and let the other pods collect theirs.
+# Seconds of silence until the agent does the same without an order. The operator may give it first.
 SILENT_SECONDS = 10.0
 
 
-def is_too_old(
-    age: float | None, limit: float | None, since_meeting: float, first_limit: float | None
-) -> bool:
-    """Return True if the last heartbeat is older than the limit, or if the first one is too late.
+class Heartbeat(NamedTuple):
+    """The heartbeats of an attempt: changes of a file, or the output of its ranks."""
 
-    All in seconds. `age` is None before the first heartbeat. A limit of None is none.
-    """
-    if age is None:
-        return first_limit is not None and since_meeting > first_limit
-    return limit is not None and age > limit
+    options: Options
+    path: str
+    output: Output
+    times: Times
+
+    @property
+    def in_file(self) -> bool:
+        return self.options.heartbeat == "File"
+
+    def last(self) -> float:
+        """Return the Unix time of the last heartbeat, or 0 before the first one."""
+        beat = changed_at(self.path) if self.in_file else self.output.last_time
+        is_of_attempt = self.output.attempt >= 0 and beat >= self.output.began
+        return beat if is_of_attempt else 0.0
+
+    def note_first(self) -> None:
+        """Note when the attempt began to train, if only the file shows it."""
+        beat = self.last() if self.in_file else 0.0
+        if beat:
+            self.output.trained.setdefault(self.output.attempt, beat)
+
+    def age(self) -> float | None:
+        """Return the seconds since the last heartbeat, or None before the first one."""
+        beat = self.last()
+        if not beat:
+            return None
+        return max(0.0, time.time() - max(beat, self.times.thawed))
+
+    def is_watched(self) -> bool:
+        """Return True if a stop of the heartbeats would be noticed."""
+        if self.in_file:
+            return self.last() > 0.0
+        return self.output.writes_steadily
+
+    def is_late(self) -> bool:
+        """Return True if the last heartbeat is too old, or if the first one is too late.
+
+        Ranks with output only at their start need no heartbeat.
+        """
+        age = self.age()
+        if age is None:
+            age = self.output.since_meeting()
+            limit = self.options.first_seconds
+        elif not self.is_watched():
+            return False
+        else:
+            limit = self.options.hang_seconds
+        return limit is not None and age > limit
 
 
 class Suspicion:

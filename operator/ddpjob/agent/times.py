@@ -1,10 +1,14 @@
 """Measure the time of a pod for each activity."""
 
-from __future__ import annotations
-
 import time
 
-ACTIVITIES = ("setup", "waiting", "starting", "training", "ending")
+ACTIVITIES = (
+    "setup",
+    "waiting",
+    "starting",
+    "training",
+    "ending",
+)
 
 # After a pause of so many seconds, such as a frozen machine, heartbeats get their time again.
 FROZEN = 1.0

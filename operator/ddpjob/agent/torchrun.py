@@ -1,7 +1,5 @@
 """Run torchrun, and write down which workers failed."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -16,8 +14,8 @@ from . import EXCEPTION, FOLDER, RECORD
 EXIT_BARRIER_SECONDS = 365 * 86400.0
 
 
-def main(arguments: list[str]) -> None:
-    code = run(arguments)
+def main(args: list[str]) -> None:
+    code = run(args)
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -25,13 +23,12 @@ def main(arguments: list[str]) -> None:
         os._exit(code)
 
 
-def run(arguments: list[str]) -> int:
+def run(args: list[str]) -> int:
     """Run torchrun in this process, and return its exit code."""
-    sys.argv = ["torchrun", *arguments]
-    # Its files are not among those of the script. The agent removes them between two attempts.
+    sys.argv = ["torchrun", *args]
+    # The agent removes its files between two attempts.
     tempfile.tempdir = os.environ[FOLDER]
-    # Searches for garbage would take a third of the time of the import. Later searches leave out
-    # frozen objects.
+    # A search for garbage would take a third of the time. Later ones leave out frozen objects.
     gc.disable()
     from torch.distributed import run as torchrun
     from torch.distributed.launcher import api
@@ -64,15 +61,15 @@ def with_time_limits(base: Any) -> Any:
     """
 
     class NodeAgent(base):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *args: Any, **options: Any) -> None:
             options["exit_barrier_timeout"] = EXIT_BARRIER_SECONDS
-            super().__init__(*arguments, **options)
+            super().__init__(*args, **options)
 
-        def _shutdown(self, *arguments: Any, **options: Any) -> None:
+        def _shutdown(self, *args: Any, **options: Any) -> None:
             # Older releases have one limit for all calls.
             if hasattr(self, "_shutdown_timeout"):
                 options["timeout"] = self._shutdown_timeout
-            super()._shutdown(*arguments, **options)
+            super()._shutdown(*args, **options)
 
     return NodeAgent
 
@@ -81,14 +78,19 @@ def write_record(error: BaseException) -> None:
     """Write the failed workers named by a ChildFailedError, or the text of another error."""
     failures = []
     for rank, failure in getattr(error, "failures", {}).items():
-        entry = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode}
         # Without @record in the script, there is only advice to use it.
         has_message = os.path.isfile(failure.error_file)
-        exception = str(failure.message)[:EXCEPTION] if has_message else ""
-        failures.append({**entry, "exception": exception})
+        entry = {
+            "rank": rank,
+            "localRank": failure.local_rank,
+            "exitCode": failure.exitcode,
+            "exception": str(failure.message)[:EXCEPTION] if has_message else "",
+        }
+        failures.append(entry)
     # Before a SystemExit, torchrun has written its own sentence.
     is_exit = isinstance(error, SystemExit)
     text = "" if is_exit else f"{type(error).__name__}: {error}"
     record = {"error": text, "failures": failures}
-    with open(os.path.join(os.environ[FOLDER], RECORD), "w") as file:
+    path = os.path.join(os.environ[FOLDER], RECORD)
+    with open(path, "w") as file:
         json.dump(record, file)

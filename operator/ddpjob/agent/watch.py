@@ -13,8 +13,7 @@ from importlib.machinery import PathFinder
 from types import FunctionType, ModuleType
 from typing import Any, Callable
 
-# Variables read by torch, OpenMP and the libraries of linear algebra at their import, and variables
-# of torch that are read later.
+# Variables read by torch, OpenMP and linear algebra at their import, and those of torch read later.
 EARLY = re.compile(r"(PY)?TORCH|(OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY)_")
 LATE = re.compile(r"TORCH(ELASTIC_|_NCCL_|_HOME$|_EXTENSIONS_DIR$|_CUDA_ARCH_LIST$)|.*_CACHE_DIR$")
 ALLOCATOR = re.compile(r"PYTORCH_.*ALLOC_CONF$")
@@ -30,31 +29,42 @@ INSTALLER = re.compile(
 ADVICE = "set fastStart: false"
 
 
-def packages() -> frozenset[str]:
+def packages() -> set[str]:
     """Return the installed packages with their versions, as folders on the search path."""
-    found: set[str] = set()
+    found = set()
     for folder in sys.path:
         with suppress(OSError):
-            names = os.listdir(folder or os.curdir)
-            found.update(f"{folder}/{name}" for name in names if name.endswith("-info"))
-    return frozenset(found)
+            for name in os.listdir(folder or os.curdir):
+                if name.endswith("-info"):
+                    found.add(f"{folder}/{name}")
+    return found
+
+
+def top_level(name: str) -> str:
+    """Return the first part of a module's name, or of a file's."""
+    return name.partition(".")[0]
 
 
 def hidden_modules(folder: str) -> list[str]:
     """Return the modules in a folder that Python would import in place of imported ones."""
-    imported = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
-    files = {name.partition(".")[0] for name in os.listdir(folder)}
-    names = sorted(files & imported - set(sys.builtin_module_names))
-    found = {name: PathFinder.find_spec(name, [folder]) for name in names}
-    # A folder without __init__.py hides nothing.
-    return [name for name, spec in found.items() if spec and spec.origin]
+    names = set(map(top_level, os.listdir(folder)))
+    names &= set(map(top_level, sys.modules))
+    names -= {"__main__", *sys.builtin_module_names}
+    hidden = []
+    for name in sorted(names):
+        spec = PathFinder.find_spec(name, [folder])
+        # A folder without __init__.py hides nothing.
+        if spec and spec.origin:
+            hidden.append(name)
+    return hidden
 
 
 def is_installer(words: Any) -> bool:
     """Return True if a command installs packages. `words`: a list, or the text for a shell."""
     with suppress(TypeError, ValueError):
-        text = words if isinstance(words, (str, bytes)) else b" ".join(map(os.fsencode, words))
-        return bool(INSTALLER.search(os.fsdecode(text)))
+        if not isinstance(words, (str, bytes)):
+            words = b" ".join(map(os.fsencode, words))
+        return bool(INSTALLER.search(os.fsdecode(words)))
     return False
 
 
@@ -65,13 +75,12 @@ class Watch:
         self.process = os.getpid()
         self.logged: set[str] = set()
         self.before = set(sys.modules)
-        self.search_path = list(sys.path)
         self.handlers: dict[str, Callable[..., None]] = {
             "os.putenv": self.variable,
             "os.unsetenv": self.variable,
-            "subprocess.Popen": lambda program, words, *_: self.command(words),
-            "os.posix_spawn": lambda program, words, *_: self.command(words),
-            "os.exec": lambda program, words, *_: self.command(words),
+            "subprocess.Popen": self.program,
+            "os.posix_spawn": self.program,
+            "os.exec": self.program,
             "os.system": self.command,
             "import": self.module,
         }
@@ -81,12 +90,12 @@ class Watch:
         self.search_path = list(sys.path)
         handlers = self.handlers
 
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        def hook(event: str, args: tuple[Any, ...]) -> None:
             handler = handlers.get(event)
             if handler:
                 # An error here must not end the program.
                 with suppress(Exception):
-                    handler(*arguments)
+                    handler(*args)
 
         sys.addaudithook(hook)
 
@@ -97,20 +106,26 @@ class Watch:
             os.write(2, line.encode(errors="replace"))
 
     def variable(self, key: str | bytes, value: object = None) -> None:
-        """Look at a variable set or removed by the program."""
         name = os.fsdecode(key)
-        if not EARLY.match(name) or LATE.match(name) or ALLOCATOR.match(name):
+        is_late = LATE.match(name) or ALLOCATOR.match(name)
+        if is_late or not EARLY.match(name):
             return
         if COMPILER.match(name) or not self.has_torch():
             what = f"the program sets {name}, which was read before it began"
             self.log(what, f"set it in spec.env, or {ADVICE}")
 
     def has_torch(self) -> bool:
-        """Return True if a module of the program has imported torch, or something of it."""
-        names = {"__main__", *(set(sys.modules) - self.before)}
-        # An object in place of a module may have no variables.
-        variables = [getattr(sys.modules[name], "__dict__", {}) for name in names]
-        return any(is_of_torch(value) for found in variables for value in list(found.values()))
+        """Return True if a module of the program has imported something of torch."""
+        names = set(sys.modules) - self.before
+        for name in ("__main__", *names):
+            # An object in place of a module may have no variables.
+            variables = getattr(sys.modules[name], "__dict__", {})
+            if any(map(is_of_torch, list(variables.values()))):
+                return True
+        return False
+
+    def program(self, path: Any, words: Any, *_: object) -> None:
+        self.command(words)
 
     def command(self, words: Any) -> None:
         if is_installer(words):
@@ -124,16 +139,21 @@ class Watch:
 
     def module(self, name: str, *_: object) -> None:
         """Look at an import: of pip, or after folders were added to the search path."""
-        if name.partition(".")[0] == "pip":
+        if top_level(name) == "pip":
             self.install()
-        if sys.path != self.search_path:
-            added = [folder for folder in sys.path if folder not in self.search_path]
-            self.search_path = list(sys.path)
-            for folder in added:
-                # It may be no folder, or no text.
-                with suppress(OSError, TypeError, ValueError):
-                    for name in hidden_modules(folder):
-                        self.log(f"{folder} has {name}, which was imported before it began")
+        if sys.path == self.search_path:
+            return
+        before = self.search_path
+        self.search_path = list(sys.path)
+        for folder in self.search_path:
+            # It may be no folder, or no text.
+            with suppress(OSError, TypeError, ValueError):
+                if folder not in before:
+                    self.look_at(folder)
+
+    def look_at(self, folder: str) -> None:
+        for name in hidden_modules(folder):
+            self.log(f"{folder} has {name}, which was imported before it began")
 
 
 def is_of_torch(value: object) -> bool:
@@ -142,4 +162,4 @@ def is_of_torch(value: object) -> bool:
         name = vars(value).get("__name__")
     elif isinstance(value, (type, FunctionType)):
         name = value.__module__
-    return str(name).partition(".")[0] == "torch"
+    return top_level(str(name)) == "torch"

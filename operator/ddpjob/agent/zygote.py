@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import STAND_IN, torchrun, worker
 
@@ -30,22 +30,18 @@ THREAD_SECONDS = 0.1
 # Seconds between two looks at the agent: it may have been killed.
 LOOK_SECONDS = 1.0
 
+Request = dict[str, Any]
 
-def main(arguments: list[str]) -> None:
+
+def main(args: list[str]) -> None:
     """Serve the socket with this descriptor. Only a fork returns from `serve`."""
     surroundings = worker.Surroundings.of_this_process()
-    request = Zygote(socket.socket(fileno=int(arguments[0]))).serve()
+    server = socket.socket(fileno=int(args[0]))
+    request = Zygote(server).serve()
     if request["kind"] == "torchrun":
         torchrun.main(request["arguments"])
     else:
         worker.main(request["arguments"], surroundings)
-
-
-class Child(NamedTuple):
-    """A forked process, and the connection of its stand-in."""
-
-    process: int
-    connection: socket.socket
 
 
 class Zygote:
@@ -54,7 +50,8 @@ class Zygote:
     def __init__(self, server: socket.socket) -> None:
         self.server = server
         self.parent = os.getppid()
-        self.children: list[Child] = []
+        # The connection of the stand-in, by the number of the forked process.
+        self.children: dict[int, socket.socket] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(server, selectors.EVENT_READ)
         # The end of a child wakes the selector.
@@ -63,17 +60,17 @@ class Zygote:
             end.setblocking(False)
         self.selector.register(self.woken, selectors.EVENT_READ)
 
-    def serve(self) -> dict[str, Any]:
+    def serve(self) -> Request:
         """Fork a process for each request, and return the request in it."""
-        # A third of the time of these imports would be spent on a search for garbage.
+        # A search for garbage would take a third of the time of these imports.
         gc.disable()
         try:
             importlib.import_module("torch.distributed.run")
         except Exception as error:
             # The stand-ins are refused. A new Python shows the traceback.
             sys.exit(f"ddpjob agent: no fast start: {type(error).__name__}: {error}")
-        # A search for garbage, as at the end of each fork, would touch all these objects, and the
-        # fork would copy their memory: 0.6 s of CPU time.
+        # A search for garbage at the end of each fork would copy the memory of all these objects:
+        # 0.6 s of CPU time.
         gc.freeze()
         signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -97,10 +94,10 @@ class Zygote:
         # The agent was killed.
         os._exit(0)
 
-    def accept(self) -> dict[str, Any] | None:
+    def accept(self) -> Request | None:
         """Fork a process. Return its request in it, and None in the zygote."""
         try:
-            connection = self.server.accept()[0]
+            connection, _ = self.server.accept()
         except OSError:
             return None
         request, descriptors = receive(connection)
@@ -115,45 +112,43 @@ class Zygote:
             # The stand-in starts a new Python.
             connection.close()
             return None
-        child = Child(process, connection)
-        self.children.append(child)
-        self.selector.register(connection, selectors.EVENT_READ, child)
+        self.children[process] = connection
+        self.selector.register(connection, selectors.EVENT_READ, process)
         answer(connection, process)
         return None
 
-    def kill(self, child: Child) -> None:
+    def kill(self, process: int) -> None:
         """Kill a process whose stand-in has ended: a stand-in sends nothing after its request."""
-        if child in self.children:
-            self.selector.unregister(child.connection)
+        if process in self.children:
+            self.selector.unregister(self.children[process])
             for kill in (os.kill, os.killpg):
                 # Its group exists once it has called setsid.
                 with suppress(OSError):
-                    kill(child.process, signal.SIGKILL)
+                    kill(process, signal.SIGKILL)
 
     def collect(self) -> None:
         """Collect the ended processes, and tell their stand-ins."""
         with suppress(BlockingIOError):
             self.woken.recv(4096)
-        for child in list(self.children):
-            process, status = os.waitpid(child.process, os.WNOHANG)
-            if process:
-                answer(child.connection, os.waitstatus_to_exitcode(status))
-                self.children.remove(child)
+        for process, connection in list(self.children.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                answer(connection, os.waitstatus_to_exitcode(status))
+                del self.children[process]
                 with suppress(KeyError):
-                    self.selector.unregister(child.connection)
-                child.connection.close()
+                    self.selector.unregister(connection)
+                connection.close()
 
     def close_in_fork(self, connection: socket.socket) -> None:
-        """Close the zygote's descriptors in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
-        others = [child.connection for child in self.children]
+        others = self.children.values()
         for each in (self.server, self.woken, self.wake, connection, *others):
             each.close()
 
 
-def can_serve(request: dict[str, Any]) -> bool:
+def can_serve(request: Request) -> bool:
     """Return True if a fork can replace a new process of the stand-in.
 
     It needs the cores of the stand-in. If the zygote has several threads, a fork lacks the threads
@@ -192,14 +187,14 @@ def fork() -> int | None:
     return None
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
     """Return a request, and its descriptors. The request is empty if it is incomplete."""
     descriptors: list[int] = []
     with suppress(OSError, ValueError):
         connection.settimeout(REQUEST_SECONDS)
-        descriptors = socket.recv_fds(connection, 1, 4)[1]
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
         with connection.makefile("rb") as file:
-            request: dict[str, Any] = json.loads(file.readline())
+            request: Request = json.loads(file.readline())
         return request, descriptors
     return {}, descriptors
 
@@ -209,7 +204,7 @@ def answer(connection: socket.socket, number: int) -> None:
         connection.sendall(b"%d\n" % number)
 
 
-def prepare(request: dict[str, Any], descriptors: list[int]) -> None:
+def prepare(request: Request, descriptors: list[int]) -> None:
     """Give a forked process its session, its streams, its folder and its variables."""
     os.setsid()
     *streams, waits = descriptors
