@@ -57,15 +57,17 @@ test-gpu: $(STAMP) ## the device layer, NCCL and the speed of ResNet-50, on a ma
 	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu bench/gpu_speed.py
 
 FRAMEWORKS := .venv-frameworks
-test-frameworks: $(FRAMEWORKS)/.installed ## the examples with transformers, Lightning and Accelerate, in an environment of its own; killed, stopped and resumed
+test-frameworks: $(FRAMEWORKS)/.installed ## the examples with transformers, Lightning, Accelerate and DeepSpeed, killed, stopped and resumed, and the page of trackers; in an environment of its own
 	nice $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
 
-# They are needed for nothing else, and each has dozens of dependencies.
+# They are needed for nothing else, and each has dozens of dependencies. DeepSpeed is a source package, whose
+# set-up imports torch.
 $(FRAMEWORKS)/.installed: operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv --clear $(FRAMEWORKS)
-	@echo "Setting up $(FRAMEWORKS): torch, transformers, accelerate and lightning; a few minutes."
+	@echo "Setting up $(FRAMEWORKS): torch, the frameworks and the trackers; a few minutes."
 	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
-	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check 'transformers>=5,<6' 'accelerate>=1.10,<2' 'lightning>=2.5,<3'
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check 'transformers>=5,<6' 'accelerate>=1.10,<2' 'lightning>=2.5,<3' 'wandb>=0.25,<1' 'mlflow>=3.5,<4' 'tensorboard>=2.20,<3' 'setuptools<81' wheel
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation 'deepspeed>=0.19,<0.20'
 	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -e 'operator[local]' -e trainer -r requirements-dev.txt
 	@touch $@
 

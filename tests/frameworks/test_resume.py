@@ -3,43 +3,23 @@
 `make test-frameworks` sets up their environment.
 """
 
-import json
 import signal
-import subprocess
-import sys
-import time
-from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
+from frameworks import loops
 from trainer import launch
 
-missing = [name for name in ("transformers", "accelerate", "lightning") if not find_spec(name)]
-pytestmark = pytest.mark.skipif(
-    bool(missing), reason=f"{', '.join(missing)} not found: make test-frameworks installs them"
-)
+missing = loops.why_skipped("transformers", "accelerate", "lightning")
+pytestmark = pytest.mark.skipif(bool(missing), reason=missing)
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-JOBS = ("hf", "lightning")
-SCRIPTS = {
-    "hf": EXAMPLES / "hf" / "train.py",
-    "lightning": EXAMPLES / "lightning" / "train.py",
-    "accelerate": Path(__file__).with_name("accelerate_loop.py"),
-}
-
-# Epochs of each script, for more than 100 steps.
-EPOCHS = 12
-
-DEADLINE = 300.0
+NAMES = ("hf", "lightning", "accelerate")
 
 
 def start(name, folder):
-    command = (SCRIPTS[name], "--checkpoint-dir", folder, "--epochs", EPOCHS)
-    return launch.torchrun(*command, start=launch.new_python)
+    return loops.start(loops.EXAMPLES / name / "train.py", folder)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +54,7 @@ def assert_equal(found, expected):
         assert torch.equal(moments[number]["exp_avg"], state["exp_avg"])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loop_stops_at_a_signal_and_resumes_bit_by_bit(name, whole, tmp_path):
     run = start(name, tmp_path)
     run.wait_for("train", step=13)
@@ -94,52 +74,21 @@ def test_a_loop_stops_at_a_signal_and_resumes_bit_by_bit(name, whole, tmp_path):
     assert again.of("train") == []
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_job_whose_rank_is_killed_restarts_and_ends_bit_by_bit_equal(name, whole, tmp_path):
     claim = tmp_path / "claim"
     claim.mkdir()
+    example = loops.EXAMPLES / name
     manifest = tmp_path / "job.yaml"
-    text = (EXAMPLES / name / "job.yaml").read_text()
-    manifest.write_text(text.replace('train.py"]', f'train.py", "--epochs", "{EPOCHS}"]'))
-    command = [
-        *(sys.executable, "-m", "ddpjob.cli.main", "run", "--local", manifest),
-        *("--runs", tmp_path / "runs", "--max-restarts", "3"),
-        *("--config-map", f"{name}={SCRIPTS[name]}", "--claim", f"ddpjob-checkpoints={claim}"),
-    ]
-    with subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        wait_for_step(tmp_path / "runs" / name, 25, process)
-        rank(1, name).kill()
-        said, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, said
-    steps = [event["step"] for event in events(tmp_path / "runs" / name)]
-    assert any(later <= earlier for earlier, later in pairwise(steps))
+    text = (example / "job.yaml").read_text()
+    manifest.write_text(text.replace('train.py"]', f'train.py", "--epochs", "{loops.EPOCHS}"]'))
+    run = tmp_path / "runs" / name
+    words = (
+        *(manifest, "--runs", run.parent, "--max-restarts", 3),
+        *("--config-map", f"{name}={example / 'train.py'}"),
+        *("--claim", f"ddpjob-checkpoints={claim}"),
+    )
+    loops.finish_after_a_kill(run, words)
+    assert any(later <= earlier for earlier, later in pairwise(loops.steps_of(run)))
     (folder,) = {path.parent for path in claim.rglob("step-*.pt")}
     assert_equal(last_checkpoint(folder), whole(name))
-
-
-def events(run):
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for event in map(json.loads, lines) if event["event"] == "train"]
-
-
-def wait_for_step(run, step, process):
-    deadline = time.monotonic() + DEADLINE
-    while not any(event["step"] >= step for event in events(run)):
-        assert time.monotonic() < deadline, f"step {step} was not reached"
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
-
-
-def rank(number, job):
-    """Return the process of a rank of a job on this machine."""
-    for process in psutil.process_iter():
-        try:
-            variables = process.environ()
-        except psutil.Error:
-            continue
-        if variables.get("DDP_JOB_NAME") == job and variables.get("RANK") == str(number):
-            return process
-    raise AssertionError(f"no process of rank {number}")

@@ -23,7 +23,7 @@ from ddpjob.cli.main import app
 ROOT = Path(__file__).parents[2]
 
 # It notes its words, and runs those after -- in the folder of the pod. The code of a job is in the
-# folder `work` of it.
+# folder `work` of it, and its claim in `checkpoints`.
 KUBECTL = """#!{python} -S
 import json, os, sys
 words = sys.argv[1:]
@@ -31,6 +31,7 @@ with open("{pod}/words", "w") as file:
     json.dump(words, file)
 command = words[words.index("--") + 1 :]
 command = ["{pod}/work" if word == "/ddpjob/work" else word for word in command]
+command = ["{pod}" + word if word.startswith("/checkpoints/") else word for word in command]
 os.chdir("{pod}/image")
 os.environ["PATH"] = os.environ.get("PATH_IN_POD", os.environ["PATH"])
 os.execvp(command[0], command)
@@ -43,7 +44,7 @@ Run = Callable[..., Awaitable[Result]]
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of all pods, and put kubectl on the PATH. It is the only program there."""
     folder = tmp_path / "pod"
-    for part in ("image/out", "work/out"):
+    for part in ("image/out", "work/out", "checkpoints/train/tensorboard"):
         (folder / part).mkdir(parents=True)
         (folder / part / "model.pt").write_text(f"weights in {part}")
     programs = tmp_path / "bin"
