@@ -55,7 +55,7 @@ FLAGS = (
     Flag("--local-addr", RENDEZVOUS, is_set=True),
     Flag(
         "--max-restarts",
-        "set spec.failurePolicy.maxRestarts instead, with which all pods start again together",
+        "set spec.failurePolicy.maxRestarts instead: all pods start again together",
         is_set=True,
     ),
     # What each process runs.
