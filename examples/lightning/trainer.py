@@ -58,8 +58,9 @@ class Classifier(L.LightningModule):
         points = torch.randn(384, 16, generator=torch.Generator().manual_seed(1))
         data = TensorDataset(points, points[:, :4].argmax(1))
         ranks = (self.trainer.world_size, self.trainer.global_rank)
-        # Lightning calls set_epoch.
         sampler = DistributedSampler(data, *ranks, seed=self.seed)
+        # Lightning calls this for each epoch, but not before it continues within one.
+        sampler.set_epoch(self.trainer.current_epoch)
         return StatefulDataLoader(data, self.batch_size, sampler=sampler)
 
 
