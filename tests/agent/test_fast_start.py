@@ -510,6 +510,12 @@ def test_a_folder_on_the_search_path_that_hides_an_imported_module_is_logged(zyg
     ]
 
 
+@pytest.mark.parametrize("words", [[], ["-V"], ["-u"], ["train.py"]], ids=str)
+def test_a_python_with_less_than_a_script_is_a_new_one(words):
+    before = worker.Surroundings.of_this_process()
+    assert worker.why_not(sys.executable, words, before).startswith("it runs neither")
+
+
 def test_packages_that_were_installed_since_need_a_new_python(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     before = worker.Surroundings.of_this_process()

@@ -1,12 +1,14 @@
 """What the agent removes, and what it leaves."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddpjob.agent.files import empty_folder
+from ddpjob.agent.files import empty_folder, paths_below
 
 OPERATOR = Path(__file__).parents[2] / "operator"
 
@@ -38,6 +40,19 @@ def test_what_a_link_leads_to_stays(tmp_path):
     empty_folder(folder)
     assert list(folder.iterdir()) == []
     assert (outside / "file").exists()
+
+
+def test_the_paths_of_a_folder_are_listed_without_the_right_to_look_into_it(tmp_path, monkeypatch):
+    (tmp_path / "closed" / "inner").mkdir(parents=True)
+    (tmp_path / "file").touch()
+
+    def denied(path, **_):
+        raise PermissionError(errno.EACCES, "denied", path)
+
+    # Root has every right, so the call fails by itself.
+    monkeypatch.setattr(os, "lstat", denied)
+    monkeypatch.setattr(Path, "is_symlink", denied)
+    assert paths_below(tmp_path) == {"file", "closed/inner"}
 
 
 def test_a_folder_that_does_not_exist_is_no_error(tmp_path):

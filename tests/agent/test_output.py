@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from ddpjob.agent import HEADER
 from ddpjob.agent.output import Stream
 
 
@@ -108,6 +109,13 @@ def test_an_open_bar_is_shown_at_most_every_ten_seconds():
     assert stream.take_bar(300.0) == []
     assert shown == [b"10%\n", b"20%\n", b"30%\n", b"34%\n"]
     assert stream.take(b"\n", 301.0) == [b"34%\n"]
+
+
+@pytest.mark.parametrize("found", [{"rank": 0}, {"rank": "0", "pid": 1, "process": 1}])
+def test_a_header_that_nobody_of_the_agent_wrote_is_left_out(found):
+    stream = Stream(0)
+    stream.take(HEADER + json.dumps(found).encode() + b"\n", 100.0)
+    assert not stream.worker
 
 
 def test_a_bar_of_many_states_takes_no_memory():

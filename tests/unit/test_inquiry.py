@@ -246,6 +246,7 @@ def test_training_code_can_answer_anything(text):
         {"heartbeat": "1"},
         {"heartbeat": 1e999},
         {"heartbeat": True},
+        {"heartbeat": 10**400},
         {"error": 7, "activity": [], "stopped": 1},
         {"checkpoint": 1e300},
     ],

@@ -16,7 +16,8 @@ CRD = ROOT / "charts/ddpjob-operator/files/crd.yaml"
 (VERSION,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
 
 # A path in a text: `status.attempt.number`, {.status.result}, .status.nodes.active.
-PATH = re.compile(r"\bstatus\.((?:[a-z]\w*)(?:(?:\[\d*\])?\.[a-z]\w*)*)")
+# A function of CEL is no field, such as in `status.conditions.exists(…)`.
+PATH = re.compile(r"\bstatus\.((?:[a-z]\w*)(?:(?:\[\d*\])?\.[a-z]\w*\b(?!\())*)")
 
 # Paths outside a DDPJob.
 OTHERS = {

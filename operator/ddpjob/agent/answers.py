@@ -1,7 +1,5 @@
 """Make the answers on the agent's port: numbers for Prometheus, and its state for the operator."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
@@ -69,7 +67,8 @@ def state(pod: Pod) -> str:
     - `error`: torchrun's last line about an error.
     """
     output = pod.output
-    launcher = output.streams[-1].text() if output.streams else ""
+    streams = output.streams
+    launcher = streams[-1].text() if streams else ""
     age = pod.heartbeat.age()
     found: dict[str, Any] = {
         "attempt": pod.attempt,

@@ -70,7 +70,7 @@ def paths_below(root: str | Path) -> set[str]:
         here = Path(folder)
         found += [here / name for name in files]
         for name in inside:
-            if (here / name).is_symlink():
+            if os.path.islink(here / name):
                 found.append(here / name)
         is_empty = not inside and not files
         if is_empty and folder != str(root):

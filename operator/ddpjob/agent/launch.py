@@ -4,8 +4,6 @@ With a zygote, this process is a stand-in for torchrun or for the worker: it pas
 ends as the fork ends. If it ends first, the zygote kills the fork.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -19,7 +17,7 @@ from typing import NoReturn
 from . import FOLDER, HEADER, NOTE, PIPE, PROGRAMS, PYTHON, STAND_IN
 from .files import socket_path
 
-# SIGKILL has no handler.
+# After SIGKILL the zygote kills the fork.
 PASSED_ON = (
     "SIGTERM",
     "SIGINT",

@@ -21,7 +21,7 @@ LINE = 4 << 20
 # Seconds between two states of a progress bar in the log.
 BAR_SECONDS = 10.0
 
-# Seconds for torchrun to end after its ranks. It then waits for other nodes, without signals.
+# Seconds for torchrun to end after its ranks. It handles no signal while it waits for nodes.
 REST_SECONDS = 2.0
 
 # The output of ranks is a heartbeat if they have written in so many windows of the limit's length.
@@ -82,7 +82,9 @@ class Stream:
             self.partial = as_displayed(earlier) + b"\r" + last
         if self.local_rank is not None and not self.worker and text.startswith(HEADER):
             header, _, text = text.partition(b"\n")
-            self.worker = read_json(header.removeprefix(HEADER))
+            found = read_json(header.removeprefix(HEADER))
+            if all(type(found.get(name)) is int for name in ("rank", "pid", "process")):
+                self.worker = found
         if is_end and text and not text.endswith(b"\n"):
             text += b"\n"
         lines = displayed_lines(text)
@@ -263,8 +265,8 @@ class Output:
                 self.note_end(stream)
 
     def write(self, stream: Stream, lines: list[bytes]) -> None:
-        marked = [self.marked(stream, line) for line in lines]
-        write(b"".join(marked))
+        if lines:
+            write(b"".join(self.marked(stream, line) for line in lines))
 
     def marked(self, stream: Stream, line: bytes) -> bytes:
         """Return a line with its rank. Lines of JSON and marked lines keep their form."""

@@ -45,8 +45,7 @@ def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
         "TRITON_CACHE_DIR": f"{cache}/triton",
         **given,
     }
-    has_home = os.access(os.path.expanduser("~"), os.W_OK)
-    if options.setup and not has_home:
+    if options.setup and not os.access(os.path.expanduser("~"), os.W_OK):
         # pip installs modules here, and programs such as ninja.
         base = found.setdefault("PYTHONUSERBASE", f"{cache}/python")
         path = found.get("PATH") or os.defpath
@@ -107,7 +106,7 @@ def keep_last(folder: Path) -> None:
             target = folder / LAST / path.name
             with suppress(OSError):
                 path.rename(target)
-    # Some folders cannot be moved.
+    # What cannot be moved is removed.
     empty_folder(folder / WORK)
 
 

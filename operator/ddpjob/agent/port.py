@@ -1,7 +1,5 @@
 """Answer GET /ready, GET /started, and the agent's other paths."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

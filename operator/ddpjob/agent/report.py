@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from .files import read_file, read_json
 from .output import Stream, log
 
 Report = dict[str, Any]
+ENDED = attrgetter("ended")
 
 # Bytes of a termination message (the kubelet's limit), and of the job's result in it.
 MESSAGE = 4096
@@ -90,7 +92,7 @@ class Judge:
         if not failures:
             return self.judge_launcher(code, streams, record)
         failed = [streams[failure["localRank"]] for failure in failures]
-        first = min(failed, key=end_of)
+        first = min(failed, key=ENDED)
         found = []
         for failure, rank in zip(failures, failed):
             found.append((self.judge_rank(rank, failure, first), rank))
@@ -120,7 +122,7 @@ class Judge:
         """Return the report on a failure of torchrun itself, or of another program."""
         begun = [stream for stream in streams if stream.worker]
         failed = [stream for stream in begun if stream.exit_code]
-        stream = min(failed or begun, key=end_of, default=streams[-1])
+        stream = min(failed or begun, key=ENDED, default=streams[-1])
         error = record.get("error", "")
         report: Report = {}
         if failed and not error:
@@ -231,10 +233,6 @@ def read_record(folder: Path) -> Report:
         note = folder / NOTE.format(index=failure["localRank"])
         failure["note"] = read_json(read_file(note))
     return record
-
-
-def end_of(stream: Stream) -> float:
-    return stream.ended
 
 
 def priority(failure: tuple[Report, Stream]) -> tuple[int, float]:

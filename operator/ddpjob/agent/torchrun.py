@@ -26,7 +26,7 @@ def main(args: list[str]) -> None:
 def run(args: list[str]) -> int:
     """Run torchrun in this process, and return its exit code."""
     sys.argv = ["torchrun", *args]
-    # The agent removes its files between two attempts.
+    # Apart from the script's files. The agent removes them between attempts.
     tempfile.tempdir = os.environ[FOLDER]
     # A search for garbage would take a third of the time. Later ones leave out frozen objects.
     gc.disable()

@@ -81,7 +81,7 @@ class Watch:
             "subprocess.Popen": self.program,
             "os.posix_spawn": self.program,
             "os.exec": self.program,
-            "os.system": self.command,
+            "os.system": self.program,
             "import": self.module,
         }
 
@@ -124,11 +124,9 @@ class Watch:
                 return True
         return False
 
-    def program(self, path: Any, words: Any, *_: object) -> None:
-        self.command(words)
-
-    def command(self, words: Any) -> None:
-        if is_installer(words):
+    def program(self, *words: Any) -> None:
+        """Look at the words of a started program: after its path, or of a shell."""
+        if any(map(is_installer, words[:2])):
             self.install()
 
     def install(self) -> None:
@@ -143,12 +141,12 @@ class Watch:
             self.install()
         if sys.path == self.search_path:
             return
-        before = self.search_path
+        known = self.search_path
         self.search_path = list(sys.path)
         for folder in self.search_path:
             # It may be no folder, or no text.
             with suppress(OSError, TypeError, ValueError):
-                if folder not in before:
+                if folder not in known:
                     self.look_at(folder)
 
     def look_at(self, folder: str) -> None:

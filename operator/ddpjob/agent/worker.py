@@ -4,8 +4,6 @@ If this is not certain, the fork becomes a new Python (`why_not`). The remaining
 docs/users/fast-start.md.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json
@@ -83,7 +81,7 @@ class Surroundings(NamedTuple):
     packages: set[str]
 
     @classmethod
-    def of_this_process(cls) -> Surroundings:
+    def of_this_process(cls) -> "Surroundings":
         env = {name: os.environ[name] for name in os.environ if not is_own(name)}
         return cls(env, os.getcwd(), packages())
 
@@ -117,7 +115,7 @@ def why_not(python: str, args: list[str], zygote: Surroundings) -> str:
 
     torchrun starts `-u SCRIPT` or `-u -m MODULE`.
     """
-    flag, program, *_ = args
+    flag, program = [*args, "", ""][:2]
     own = Surroundings.of_this_process()
     if python != sys.executable:
         return f"its Python is {python}"

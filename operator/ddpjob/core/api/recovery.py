@@ -56,12 +56,12 @@ def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
     pod_spec = merge(base, child(pod_template, "spec"))
     writable = set(_writable(children(pod_spec, "containers")))
     for volume in children(pod_spec, "volumes"):
-        if volume.get("name") in writable and _is_shared(volume):
+        if volume.get("name") in writable and _is_shared_and_writable(volume):
             return str(volume["name"])
     return ""
 
 
-def _is_shared(volume: Dict) -> bool:
+def _is_shared_and_writable(volume: Dict) -> bool:
     """Return True if all pods of a job can write to a volume."""
     for kind in SHARED_VOLUMES:
         if kind in volume:

@@ -88,8 +88,8 @@ def trained_seconds(obs: Observation, now: datetime) -> float:
 def counts_from_meeting(status: Status) -> bool:
     """Return True if an attempt counts as training from its meeting: its first step is unknown."""
     for ended in status.attempts:
-        is_first_step_known = ended.training_time or ended.untrained_seconds is not None
-        if ended.running_time and not is_first_step_known:
+        is_settled = ended.training_time or ended.untrained_seconds is not None
+        if ended.running_time and not is_settled:
             return True
     return False
 

@@ -85,10 +85,7 @@ def _since(
     """Return an unreachable node as the status keeps it. A removed node keeps its UID."""
     node = (obs.nodes or {}).get(name)
     uid = node.uid if node else ""
-    if known is None:
-        return UnreachableNode(name, now, uid)
-    is_another = bool(uid and known.uid) and uid != known.uid
-    if is_another:
+    if known is None or (uid and known.uid and uid != known.uid):
         return UnreachableNode(name, now, uid)
     return UnreachableNode(name, known.since, uid or known.uid)
 

@@ -62,7 +62,7 @@ def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
     quota = Room(job.namespace, "", "")
     lacks: set[Room] = set()
     holds: set[Room] = set()
-    if _is_starting(job):
+    if _is_incomplete(job):
         for pod in pods:
             lacks |= _rooms(shortages(pod), pod)
         if refusal and refusal.reason == Reason.QUOTA:
@@ -132,8 +132,7 @@ class Queue:
         return None
 
     def _remove_outdated(self) -> None:
-        known = set(self.entries)
-        self.entries = [(age, job) for age, job in known if job in self.current]
+        self.entries = [entry for entry in set(self.entries) if entry[1] in self.current]
         heapify(self.entries)
 
 
@@ -198,7 +197,7 @@ def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> 
     `contender` needs room held by `job`. `yielded_to` is the job for which `job` has given its pods
     back. It has precedence until all its nodes run.
     """
-    if yielded_to and _is_starting(yielded_to):
+    if yielded_to and _is_incomplete(yielded_to):
         contender = yielded_to.identity
     if contender is None:
         return None
@@ -207,7 +206,7 @@ def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> 
     return OlderGang(contender.uid, contender.name if is_visible else "")
 
 
-def _is_starting(job: Job) -> bool:
+def _is_incomplete(job: Job) -> bool:
     """Return True if a gang is incomplete: its clock of starting runs."""
     status = job.status
     return status.attempt.starting_since is not None and not status.finished

@@ -161,8 +161,7 @@ def _has_new_deadline(
     A deadline already over before this look is no reason for another look at once.
     """
     for timer in timers.DEADLINES:
-        was_due = is_due(timer, before, spec, now)
-        if is_due(timer, after, spec, now) and not was_due:
+        if is_due(timer, after, spec, now) and not is_due(timer, before, spec, now):
             return True
     return False
 

@@ -13,6 +13,9 @@ MAX_STATE = 4096
 # Characters of a text in an answer.
 MAX_TEXT = 500
 
+# Seconds of an age at most: a larger number is no age.
+LONGEST_AGE = 1e12
+
 # The activity of an agent after the end of its processes, while it waits for another attempt.
 WAITING = "waiting"
 
@@ -120,10 +123,8 @@ def _steps(entries: Sequence[Any]) -> Steps | None:
 
 
 def _age(value: Any) -> float | None:
-    """Return an age in seconds, or None for a value without one."""
-    if type(value) not in (int, float):
-        return None
-    is_age = 0 <= value < float("inf")
+    """Return an age in seconds, or None if the value is none."""
+    is_age = type(value) in (int, float) and 0 <= value < LONGEST_AGE
     return float(value) if is_age else None
 
 

@@ -223,7 +223,7 @@ def _is_ready(metadata: Dict, status: Dict) -> bool:
 
 
 def _is_starting_up(status: Dict) -> bool:
-    """Return True if the trainer has a startup probe, and it has not succeeded."""
+    """Return True if the startup probe of the running trainer has not succeeded."""
     trainer = _trainer_status(status)
     return trainer.get("started") is False
 

@@ -186,8 +186,7 @@ def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_na
     """Raise SpecError for a user's mount in place of the agent's files or of the checkpoints."""
     for mount in children(trainer, "volumeMounts"):
         path = normal_path(mount["mountPath"])
-        is_own = mount["name"] == names.OWN_MOUNTS.get(path)
-        if names.is_own_path(path) and not is_own:
+        if names.is_own_path(path) and mount["name"] != names.OWN_MOUNTS.get(path):
             raise SpecError(
                 f"volumeMounts: {path} is reserved: paths below {names.FOLDER} belong to the "
                 "operator; choose another path"
