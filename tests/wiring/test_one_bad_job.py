@@ -20,7 +20,7 @@ from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.kube.errors import Unreachable
 
 # Seconds in which a healthy job must run, on a busy machine.
-SOON = 40
+SOON = 100
 # A hanging request takes longer.
 HANGING = 2 * SOON
 
