@@ -4,6 +4,9 @@ Each test lists every offence with its file and line.
 """
 
 import ast
+import io
+import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +33,10 @@ COMMANDS = "operator/ddpjob/cli/commands/"
 AGENT = "operator/ddpjob/agent/"
 MAX_AGENT_LINES = 350
 MAX_ARGUMENTS = 5
+
+# On average of the lines with code.
+MAX_TOKENS_A_LINE = 8
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 # Functions allowed to have more lines, as (file, name): (lines, reason).
 LONG_FUNCTIONS = {
@@ -180,6 +187,27 @@ def test_all_files_keep_the_rule(check, folders):
         for source in sources(folder):
             offences += check(source)
     assert not offences, "\n" + "\n".join(offences)
+
+
+def tokens_of_lines(text: str) -> list[int]:
+    """Return the number of tokens in each line of code. Comments and strings alone are no code."""
+    counted: Counter[int] = Counter()
+    statement: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            is_code = any(one.type != tokenize.STRING for one in statement)
+            counted.update(one.start[0] for one in statement if is_code)
+            statement = []
+        elif token.type not in NO_CODE:
+            statement.append(token)
+    return list(counted.values())
+
+
+@pytest.mark.parametrize("room", ["core", "agent", "client"])
+def test_lines_have_one_idea(room):
+    files = (ROOT / "operator" / "ddpjob" / room).rglob("*.py")
+    counts = [count for file in files for count in tokens_of_lines(file.read_text())]
+    assert sum(counts) / len(counts) <= MAX_TOKENS_A_LINE
 
 
 def test_every_exception_is_still_needed():
