@@ -212,7 +212,8 @@ def test_the_logs_go_on_over_a_restart_of_the_command_and_of_the_job(user: User)
     # How far it is, in a list, for a person and as curves.
     assert "   138/138   " in user.run("ddpjob", "list").stdout
     assert "step 138/138, epoch 6/6" in user.run("ddpjob", "status", "digits").stdout
-    assert "training loss" in user.run("ddpjob", "plot", "digits").stdout
+    assert user.run("ddpjob", "plot", "digits").stdout == "curves.png\n"
+    assert (user.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     page = user.page("digits", node=1)
     assert "step 138/138, epoch 6/6" in page

@@ -34,7 +34,8 @@ def blocks(page, language):
 
 def run_with(tracker, folder, **variables):
     """Run the script with the block of a tracker, in the job of the page, on this machine."""
-    missing = loops.why_skipped(tracker)
+    # torch has a module for TensorBoard, but not the package.
+    missing = loops.why_skipped(tracker.rpartition(".")[2])
     if missing:
         pytest.skip(missing)
     (script,) = blocks("own-script", "python")
