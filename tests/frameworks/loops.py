@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def start(script, folder):
     """Start an example on two processes under torchrun."""
     command = (script, "--checkpoint-dir", folder, "--epochs", EPOCHS)
     return launch.torchrun(*command, start=launch.new_python)
+
+
+def finished_once(start, factory):
+    """Return a function to run a script to its end, once: it returns the run and its folder."""
+
+    @cache
+    def finished(name):
+        folder = factory.mktemp(name)
+        run = start(name, folder)
+        assert run.finish() == 0, run.stderr
+        return run, folder
+
+    return finished
 
 
 @contextmanager

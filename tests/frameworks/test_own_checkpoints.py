@@ -38,15 +38,11 @@ def start(name, folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return a function that gives the steps and the weights of an undisturbed script."""
-    found = {}
+    finished = loops.finished_once(start, tmp_path_factory)
 
     def train(name):
-        if name not in found:
-            folder = tmp_path_factory.mktemp(name)
-            run = start(name, folder)
-            assert run.finish() == 0, run.stderr
-            found[name] = run.of("train")[-1]["step"], weights(name, folder)
-        return found[name]
+        run, folder = finished(name)
+        return run.of("train")[-1]["step"], weights(name, folder)
 
     return train
 

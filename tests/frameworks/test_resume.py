@@ -25,15 +25,11 @@ def start(name, folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return a function to get the last checkpoint of an undisturbed script."""
-    found = {}
+    finished = loops.finished_once(start, tmp_path_factory)
 
     def train(name):
-        if name not in found:
-            folder = tmp_path_factory.mktemp(name)
-            run = start(name, folder)
-            assert run.finish() == 0, run.stderr
-            found[name] = last_checkpoint(folder)
-        return found[name]
+        _, folder = finished(name)
+        return last_checkpoint(folder)
 
     return train
 
