@@ -1,9 +1,16 @@
 """Addresses of agents on this machine."""
 
+import errno
+import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from ddpjob.core.api.job import Job
+
+# Below the ports that a system gives to outgoing connections (from 32768 on Linux): one of these
+# could take the port before torchrun listens on it.
+PORTS = range(11_000, 15_000)
 
 
 class LocalAddresses:
@@ -43,8 +50,11 @@ class LocalAddresses:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 with no listening process at the moment."""
-    with socket.socket() as probe:
-        # Port 0 lets the kernel choose one.
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of PORTS with no listening process at the moment. Raises OSError."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            # A closed connection may still hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            return port
+    raise OSError(errno.EADDRINUSE, f"all ports from {PORTS.start} to {PORTS.stop - 1} are in use")
