@@ -1,6 +1,6 @@
 -- The health of a DDPJob for Argo CD, by its phase and the reason for it.
 
--- Somebody has to change something before the job can go on.
+-- The job cannot go on until a person has changed something.
 local needs_a_person = {
   ClaimNotFound = true,
   Forbidden = true,

@@ -231,7 +231,10 @@ def test_the_ignored_differences_are_fields_that_may_change():
         assert all(fixed not in rule["rule"] for rule in SPEC["x-kubernetes-validations"])
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None,
+    reason="kubectl not found: docs/users/quickstart-kind.md says where to get it",
+)
 def test_kustomize_renames_the_code_of_a_job_with_the_configuration_of_the_page(tmp_path):
     manifest = """
 apiVersion: v1
