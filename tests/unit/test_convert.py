@@ -517,6 +517,13 @@ def test_arrays_of_bash_are_the_words_of_the_command():
     assert "declare -a CONTAINER" in comments
 
 
+@pytest.mark.parametrize("start", ["", "srun "])
+def test_a_command_in_an_array_is_the_training(start):
+    lines = ("CMD=( torchrun train.py", "  --epochs 3 )", f'{start}"${{CMD[@]}}"')
+    spec, _ = converted_script(*lines)
+    assert spec["args"] == ["train.py", "--epochs", "3"]
+
+
 def test_the_image_of_the_containers_is_taken():
     text = (MANIFESTS / "sbatch/pyxis.sbatch").read_text()
     assert convert(text).document["spec"]["image"] == "nvcr.io/nvidia/pytorch:25.01-py3"

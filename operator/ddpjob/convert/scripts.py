@@ -286,15 +286,23 @@ def _index_of_training(
 ) -> int:
     """Return the index of the training: the last one of the best statements. Raises SpecError."""
     known = dict(values)
+    arrays: dict[str, str] = {}
     ranks = []
     for one in statements:
+        array = ARRAY.fullmatch(one.text)
+        if array:
+            arrays[array[1]] = LINE_END.sub(" ", array[3])
+            ranks.append(0)
+            continue
         for word in one.words if one.is_readable else ():
             assignment = ASSIGNMENT.fullmatch(word)
             if assignment:
                 known[assignment[1]] = assignment[2]
         is_candidate = one.is_readable and not _is_assignment(one.words)
         ranks.append(
-            max(_rank(expand(text, known)) for text in one.commands) if is_candidate else 0
+            max(_rank(expand(_with_elements(text, arrays), known)) for text in one.commands)
+            if is_candidate
+            else 0
         )
     best = max(ranks, default=0)
     if best:
@@ -309,6 +317,10 @@ def _index_of_training(
         f"{path}: has no line that starts torchrun or python; write the command that starts the "
         "training"
     )
+
+
+def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
+    return ELEMENTS.sub(lambda found: arrays.get(found[1], ""), text)
 
 
 def _mentions(text: str) -> bool:
