@@ -67,9 +67,10 @@ def digits_with_checkpoints(name: str, epochs: int, **spec: Any) -> Object:
 
 
 def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Object]:
-    """Return the ConfigMap of a script, and a job training with pauses: a second an epoch.
+    """Return the ConfigMap of a script, and a job training with pauses.
 
-    It writes a checkpoint early, and needs the claim `checkpoints`.
+    An epoch takes almost two seconds. The job writes a checkpoint early, and needs the claim
+    `checkpoints`.
     """
     command = ("digits", "--epochs", str(epochs), *EARLY_CHECKPOINTS)
     own = {"image": TRAINER, "checkpoint": {"claimName": "checkpoints"}}

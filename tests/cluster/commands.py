@@ -43,21 +43,29 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> s
     return result.stdout
 
 
+# Between two looks at a state, in seconds. Some states last for two seconds only.
+FIRST_PAUSE = 0.3
+LONGEST_PAUSE = 1.0
+
+
 def wait_until(
     what: str, look: Callable[[], T | None], seconds: float, explain: Callable[[], str] = str
 ) -> T:
     """Call `look` until its answer is true, and return this answer.
 
+    The pauses between two calls grow, because each look uses the CPU time of what it waits for.
     After `seconds`, raises AssertionError with `what` and the text of `explain()`.
     """
     deadline = time.monotonic() + seconds
+    pause = FIRST_PAUSE
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}\n{explain()}")
-        time.sleep(0.5)
+        time.sleep(pause)
+        pause = min(1.2 * pause, LONGEST_PAUSE)
 
 
 def require_tools() -> None:

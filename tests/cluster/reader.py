@@ -1,6 +1,6 @@
 """Read objects of a cluster over one connection.
 
-Tests look at objects twice a second. A `kubectl` process for each look would use much CPU time.
+Tests look at objects each second. A `kubectl` process for each look would use much CPU time.
 """
 
 import json

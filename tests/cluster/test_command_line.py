@@ -155,14 +155,14 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
 def look_into_its_pods(user: User) -> None:
     """Copy what the ranks of the first attempt have written, then let rank 3 fail."""
     execute = ("ddpjob", "exec", "train")
+    # Pods stay once they have trained.
+    user.namespace.wait_for_status("train", phase="Running", nodesReady="2/2")
     wait_until(
         "rank 0 has written",
         lambda: user.run(*execute, "--", "test", "-e", "written").returncode == 0,
         180,
         lambda: user.run("ddpjob", "status", "train").stdout,
     )
-    # Pods stay once they have trained.
-    user.namespace.wait_for_status("train", phase="Running", nodesReady="2/2")
     assert user.run(*execute, "--", "pwd").stdout == "/ddpjob/work\n"
 
     one = user.run("ddpjob", "cp", "train:3:out/3.pt", "three.pt")
@@ -174,8 +174,7 @@ def look_into_its_pods(user: User) -> None:
     missing = user.run("ddpjob", "cp", "train:0:out/9.pt", ".")
     assert (missing.returncode, "has no 'out/9.pt'" in missing.stderr) == (2, True)
 
-    # Only after the gang has met, its pods stay for the next attempt.
-    wait_until("the pods are ready", lambda: "2/2" in user.run("ddpjob", "list").stdout, 60)
+    assert "2/2" in user.run("ddpjob", "list").stdout
     assert user.run(*execute, "--node", "1", "--", "sh", "-c", "touch fail; exit 7").returncode == 7
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from .builders import digits
+from .builders import digits, unhurried_digits
 from .cluster import NAME, PLAIN, WORKERS, Cluster
 from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
+from .training import LONG
 
 pytestmark = pytest.mark.alone
 
@@ -102,20 +103,22 @@ def with_kueue(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def team(namespace: Namespace, with_kueue: None) -> Iterator[Namespace]:
-    """Return a namespace with the queue `team`."""
+    """Return a namespace with the queue `team`, and with a claim for the checkpoints."""
     namespace.apply(*objects_of(namespace.name))
+    namespace.claim("checkpoints")
     yield namespace
     namespace.kubectl("delete", "ddpjobs", "--all")
     namespace.cluster.kubectl("delete", "clusterqueue", namespace.name)
 
 
-def in_queue(name: str, epochs: int, priority: str = "", **spec: object) -> Object:
-    body = digits(name, epochs, resources=REQUESTS, **spec)
+def in_queue(name: str, epochs: int, priority: str = "", **spec: object) -> tuple[Object, Object]:
+    """Return the ConfigMap of a script, and a job for the queue `team`, training with pauses."""
+    scripts, body = unhurried_digits(name, epochs, resources=REQUESTS, **spec)
     labels = {"kueue.x-k8s.io/queue-name": TEAM}
     if priority:
         labels["kueue.x-k8s.io/priority-class"] = priority
     body["metadata"]["labels"] = labels
-    return body
+    return scripts, body
 
 
 def used_cpu(namespace: Namespace) -> str:
@@ -125,12 +128,10 @@ def used_cpu(namespace: Namespace) -> str:
 
 
 def test_a_preempted_job_resumes_from_its_checkpoint(team: Namespace) -> None:
-    team.claim("ckpt")
-    checkpoint = {"checkpoint": {"claimName": "ckpt"}}
-    team.apply(in_queue("low", 60, "low", **checkpoint))
+    team.apply(*in_queue("low", LONG, "low"))
     team.wait_for_status("low", phase="Running")
     team.wait("low trains", lambda: team.progress("low-0-0", "train"))
-    team.apply(in_queue("high", 2, "high"))
+    team.apply(*in_queue("high", 2, "high"))
     team.wait_for_status("low", reason="Preempted")
     team.wait_for_status("high", phase="Complete")
     status = team.wait_for_status("low", phase="Complete")
@@ -178,7 +179,7 @@ def with_topology(team: Namespace, cluster: Cluster) -> Iterator[None]:
 @pytest.mark.usefixtures("with_topology")
 def test_pods_run_where_the_topology_of_the_queue_has_put_their_ranks(team: Namespace) -> None:
     topology = {"scheduling": {"topology": {"required": RACK}}}
-    team.apply(in_queue("near", 4, topologySpreadConstraints=[], **topology))
+    team.apply(*in_queue("near", 4, topologySpreadConstraints=[], **topology))
     team.wait_for_status("near", phase="Running")
     assert len(set(team.nodes_of("near").values())) == 1
     pods = team.pods("near").values()
@@ -200,9 +201,8 @@ def move_kueue_to(cluster: Cluster, node: str) -> None:
 def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     team: Namespace, cluster: Cluster
 ) -> None:
-    team.claim("ckpt")
-    near = {"checkpoint": {"claimName": "ckpt"}, "scheduling": {"topology": {"preferred": RACK}}}
-    team.apply(in_queue("train", 60, topologySpreadConstraints=[], **near))
+    near = {"scheduling": {"topology": {"preferred": RACK}}}
+    team.apply(*in_queue("train", LONG, topologySpreadConstraints=[], **near))
     team.wait_for_status("train", phase="Running")
     victim, *_ = team.nodes_of("train").values()
     (survivor,) = set(WORKERS) - {victim}
@@ -222,7 +222,7 @@ def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
 
 @pytest.mark.queues
 def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Namespace) -> None:
-    team.apply(in_queue("train", 40))
+    team.apply(*in_queue("train", LONG))
     team.wait_for_status("train", phase="Running")
     change = ("patch", "clusterqueue", team.name, "--type=merge", "--patch")
     team.kubectl(*change, '{"spec": {"stopPolicy": "HoldAndDrain"}}')
@@ -239,7 +239,7 @@ def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
 ) -> None:
     jobs = [f"job-{number}" for number in range(5)]
     for job in jobs:
-        team.apply(in_queue(job, 4))
+        team.apply(*in_queue(job, 4))
     dice = random.Random(7)
     kills = 0
 
@@ -264,7 +264,7 @@ def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
 def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
     team: Namespace, cluster: Cluster
 ) -> None:
-    team.apply(in_queue("train", 400))
+    team.apply(*in_queue("train", 400))
     team.wait_for_status("train", phase="Running")
     with cluster.operator_down():
         team.kubectl("delete", "ddpjob", "train")

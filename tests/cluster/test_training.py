@@ -121,7 +121,7 @@ def test_the_workloads_with_data_complete_as_jobs(default_namespace: Namespace):
         manifest["spec"]["fastStart"] = True
         namespace.apply(manifest)
 
-    size = ("--epochs", "1", "--limit-train", "2000", "--limit-test", "300")
+    size = ("--epochs", "1", "--limit-train", "1000", "--limit-test", "300")
     start(cifar10, *size, "--batch-size", "16", "--checkpoint-every", "20")
     start(mnist, "--epochs", "1")
     results = {name: namespace.wait_for_complete(name)["result"] for name in (cifar10, mnist)}

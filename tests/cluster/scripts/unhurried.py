@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp_trainer.cli.main import main
 
-PAUSE = 0.03  # seconds
+PAUSE = 0.06  # seconds
 
 register_optimizer_step_post_hook(lambda *_: time.sleep(PAUSE))
 sys.exit(main())
