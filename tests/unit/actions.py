@@ -615,7 +615,7 @@ def run_without_accidents(world: World) -> None:
 
 
 def _what_exists(world: World) -> object:
-    return str(world.existing()), world.queue.workloads
+    return world.existing(), world.queue.workloads
 
 
 def _advance_gang(world: World) -> None:

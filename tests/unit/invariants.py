@@ -188,7 +188,9 @@ def a_finished_job_never_changes(world):
             reasons = {event.reason for event in turn.plan.events}
             assert turn.plan.new_pods == ()
             assert reasons <= {"StrayPods"}
-            assert without_surroundings(turn.plan.status) == without_surroundings(old)
+            # Equal statuses need no comparison of their parts. It would take longer.
+            if turn.plan.status != old:
+                assert without_surroundings(turn.plan.status) == without_surroundings(old)
 
 
 def is_taken_up_again(turn: Turn) -> bool:
@@ -312,15 +314,14 @@ def unknown_fields_are_reported_by_at_most_one_event(world):
 def an_event_comes_only_with_a_change_of_the_status(world):
     for turn in world.turns:
         if turn.plan.events:
-            assert turn.plan.status.to_dict() != turn.observed.status.to_dict()
+            assert turn.changes_the_status
 
 
 def a_status_is_the_same_after_it_was_written_and_read(world):
     for turn in world.turns:
         # An equal one was written and read before.
         if turn.plan.status != turn.observed.status:
-            status = turn.plan.status.to_dict()
-            assert Status.from_dict(status).to_dict() == status
+            assert Status.from_dict(turn.new_status).to_dict() == turn.new_status
 
 
 # Time
@@ -374,5 +375,7 @@ INVARIANTS = (
 
 
 def check(world: World) -> None:
+    """Check the invariants of the turns since the last check."""
     for invariant in INVARIANTS:
         invariant(world)
+    world.turns.clear()

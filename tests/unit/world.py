@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from builders import (
@@ -102,6 +103,17 @@ class Turn:
     time: datetime
     written: bool = False
 
+    @cached_property
+    def new_status(self) -> dict[str, Any]:
+        """Return the status of the plan as it is written."""
+        return self.plan.status.to_dict()
+
+    @cached_property
+    def changes_the_status(self) -> bool:
+        old = self.observed.status
+        # Equal statuses need no conversion. It would take longer.
+        return self.plan.status != old and self.new_status != old.to_dict()
+
     def __str__(self) -> str:
         plan = self.plan
         pods = [f"{pod.name}={pod.state}" for pod in self.observed.pods]
@@ -119,8 +131,8 @@ class World:
     """The cluster. The last version of each list is the one in the API server.
 
     `refuse_pods` is the API server's reason to refuse new pods, or None. `older_gang` is an older
-    job that fits only in part. `violations` name pods created too early. `story` lists the events,
-    for the report of a failed test.
+    job that fits only in part. `violations` name pods created too early. `turns` are those whose
+    invariants are not checked yet. `story` lists the events, for the report of a failed test.
     """
 
     def __init__(self, manifest: dict[str, Any], reads_nodes: bool = True) -> None:
@@ -167,7 +179,8 @@ class World:
 
     def set_status(self, status: dict[str, Any]) -> None:
         self.manifest["status"] = status
-        self.changed()
+        # As the operator's cache does, this reads the status alone.
+        self.jobs.append(self.job.reread(self.manifest))
 
     def delete_job(self) -> None:
         self.manifest["metadata"]["deletionTimestamp"] = format_time(self.now)
@@ -353,7 +366,7 @@ class World:
         action(self, choice)
 
     def _state(self) -> object:
-        return len(self.jobs), str(self.existing()), self.queue.workloads, self.operator.refusal
+        return len(self.jobs), self.existing(), self.queue.workloads, self.operator.refusal
 
 
 class Queue:
@@ -570,18 +583,16 @@ class Operator:
         Return False if the API server has a newer version, or if the write has to wait.
         """
         plan = turn.plan
-        old = turn.observed.status
-        # Equal statuses need no conversion. It would take longer.
-        if plan.status == old or plan.status.to_dict() == old.to_dict():
+        if not turn.changes_the_status:
             acts = plan.new_pods or plan.assign or plan.delete_job or plan.place
             return self._read_job() if acts else True
         acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job or plan.place
-        if self.throttled and not acts and not is_transition(old, plan.status):
+        if self.throttled and not acts and not is_transition(turn.observed.status, plan.status):
             return False
         if not self._read_job():
             return False
         turn.written = True
-        self.world.set_status(plan.status.to_dict())
+        self.world.set_status(turn.new_status)
         self.job_version += 1
         return True
 

@@ -193,5 +193,8 @@ def stop_running(conditions: Conditions, reason: str, message: str) -> Condition
 
 def with_status(obs: Observation, status: Status) -> Observation:
     """Return the same observation with another status of the job."""
+    # Most looks change nothing. What is computed from the pods is then kept.
+    if status == obs.status:
+        return obs
     job = replace(obs.job, status=status)
     return replace(obs, job=job)
