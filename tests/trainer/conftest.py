@@ -58,13 +58,14 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
     """Return a function to get the outcomes of a number of ranks. Each launch runs once."""
+    launcher = every_rank.Launcher(request.module.__name__)
 
     @cache
     def launch_once(count: int) -> every_rank.Outcomes:
-        folder = tmp_path_factory.mktemp(f"ranks-{count}")
-        return every_rank.launch_ranks(count, folder, request.module.__name__)
+        return launcher.launch(count, tmp_path_factory.mktemp(f"ranks-{count}"))
 
-    return launch_once
+    yield launch_once
+    launcher.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

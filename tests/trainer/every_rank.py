@@ -14,10 +14,13 @@ The fixtures `ranks` (four ranks, and two with `make test-slow`) and `single` (o
 conftest.py.
 """
 
+import json
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import torch
@@ -26,12 +29,28 @@ from . import launch
 
 RankFunction = Callable[[Any], Any]
 
+TESTS = Path(__file__).parents[1]
+
 # The marked functions of each module by their name.
 FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
 
 # If there are several ranks, this rank of these modules is a new Python. It shows that a process
 # with a group ends well, and that nothing depends on the seed of hashes, which forks share.
 NEW_PYTHONS = {"test_ranks": 0, "test_checkpoint_shards": 1}
+
+# What torch imports at the first use of its compiler, which would take each rank three seconds.
+COMPILER = (
+    "torch._functorch.aot_autograd",
+    "torch._functorch._activation_checkpointing.graph_info_provider",
+    "torch._inductor.debug",
+    "torch._inductor.pattern_matcher",
+)
+
+# What is imported once for all ranks of these modules.
+PRELOADED = {"test_data_parallel": COMPILER}
+
+# The threads of a rank before it joins its group. Its process sets them.
+threads_before_the_group: dict[int, str] = {}
 
 # The key of an outcome known only after the end of the process group. Its value is True if neither
 # the group nor one of its threads is left.
@@ -67,17 +86,51 @@ class Outcomes:
         return self.values(function)[0]
 
 
-def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
-    """Run the marked functions of a module on `count` ranks in `folder`."""
-    command = ("-m", f"{__package__}.run_on_rank", folder, module)
-    tests = Path(__file__).parents[1]
-    if count == 1:
-        runs = [launch.alone(*command, PYTHONPATH=tests)]
-    else:
-        new = NEW_PYTHONS.get(module.rpartition(".")[2])
-        runs = launch.ranks(*command, processes=count, new=new, PYTHONPATH=tests)
-    assert launch.finish(runs) == [0] * count, "\n".join(run.stderr for run in runs)
-    return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])
+class Launcher:
+    """A process with a test module imported. The ranks are forks of it."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.process = subprocess.Popen(
+            [launch.python(), *self._command],
+            env=launch.environment(PYTHONPATH=TESTS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def _command(self) -> tuple[str, ...]:
+        return "-m", f"{__package__}.run_on_rank", self.module
+
+    def launch(self, count: int, folder: Path) -> Outcomes:
+        """Run the marked functions of the module on `count` ranks in `folder`."""
+        new = NEW_PYTHONS.get(self.module.rpartition(".")[2]) if count > 1 else None
+        variables = launch.variables_of_ranks(count) if count > 1 else [{}]
+        runs = []
+        if new is not None:
+            own = variables.pop(new)
+            runs.append(launch.new_python(*self._command, folder, PYTHONPATH=TESTS, **own))
+        codes = self._fork(variables, folder)
+        codes += launch.finish(runs)
+        errors = [(folder / "log").read_text(), *(run.stderr for run in runs)]
+        assert codes == [0] * count, "\n".join(errors)
+        return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])
+
+    def _fork(self, variables: list[dict[str, str]], folder: Path) -> list[int]:
+        """Return the exit codes of a fork for each of these sets of variables."""
+        request = {"folder": str(folder), "variables": variables}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        limit = Timer(launch.DEADLINE, self.process.kill)
+        limit.start()
+        line = self.process.stdout.readline()
+        limit.cancel()
+        return json.loads(line or "[]")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 def threads() -> dict[int, str]:

@@ -195,19 +195,21 @@ def ranks(
 
     The rank `new` is a new Python.
     """
-    port = free_port()
     return [
-        (new_python if rank == new else start)(
-            *arguments,
-            RANK=rank,
-            LOCAL_RANK=rank,
-            WORLD_SIZE=processes,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            **variables,
-        )
-        for rank in range(processes)
+        (new_python if rank == new else start)(*arguments, **own, **variables)
+        for rank, own in enumerate(variables_of_ranks(processes))
     ]
+
+
+def variables_of_ranks(processes: int) -> list[dict[str, str]]:
+    """Return the variables of each rank of a group on this machine."""
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    ranks = map(str, range(processes))
+    return [{"RANK": rank, "LOCAL_RANK": rank, **shared} for rank in ranks]
 
 
 def group(*arguments: object, processes: int = 2, **variables: object) -> Run:

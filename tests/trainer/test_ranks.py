@@ -33,11 +33,8 @@ from ddp_trainer.workloads.shared.gradient_arms import ARMS
 from ddp_trainer.workloads.shared.models import DigitsNet, ToyModel
 from ddp_trainer.workloads.toy import HIDDEN
 
-from .every_rank import GROUP_IS_GONE, on_every_rank, threads
+from .every_rank import GROUP_IS_GONE, on_every_rank, threads, threads_before_the_group
 from .small_data import FEATURES, difference, samples
-
-# A rank imports this module before it joins the group.
-THREADS_BEFORE_THE_GROUP = threads()
 
 # Samples in an epoch, in batches of 8. The last batch of 29 has 5 samples: uneven shares at two
 # ranks and at four. The last batch of 25 has one sample, so other ranks get none.
@@ -52,10 +49,10 @@ STEPS = 40
 
 
 def wide_net() -> nn.Module:
-    """Return a net of 5.3 MB: several buckets, because the first bucket of DDP has 1 MiB."""
+    """Return a net of 1.3 MB: two buckets, because the first bucket of DDP has 1 MiB."""
     torch.manual_seed(5)
     return nn.Sequential(
-        nn.Linear(FEATURES, 600), nn.ReLU(), nn.Linear(600, 1800), nn.ReLU(), nn.Linear(1800, 10)
+        nn.Linear(FEATURES, 320), nn.ReLU(), nn.Linear(320, 960), nn.ReLU(), nn.Linear(960, 10)
     )
 
 
@@ -416,7 +413,7 @@ def policies_of_the_groups_threads(_):
 
     Most are gloo's. Their names do not tell, because only newer releases of gloo set them.
     """
-    new = threads().keys() - THREADS_BEFORE_THE_GROUP.keys()
+    new = threads().keys() - threads_before_the_group.keys()
     return {os.sched_getscheduler(thread) for thread in new}
 
 
