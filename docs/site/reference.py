@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ddpjob import AsyncClient, Client, LocalClient
 from ddpjob.cli.main import COMMANDS, load
+from ddpjob.core.api.yaml_text import load_yaml
 from ddpjob.jobs.user_job import DDPJob
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
@@ -16,7 +15,7 @@ CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.
 
 def schema() -> Mapping[str, Any]:
     """Return the schema of a DDPJob."""
-    (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    (version,) = load_yaml(CRD.read_text())["spec"]["versions"]
     found: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]
     return found
 

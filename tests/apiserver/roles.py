@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from envtest import ADMIN, APPLY, ROOT, Answer, ApiServer
+
+from ddpjob.core.api.yaml_text import load_all_yaml
 
 CHART = ROOT / "charts" / "ddpjob-operator"
 RBAC = "rbac.authorization.k8s.io"
@@ -55,7 +56,7 @@ def rendered(namespace: str, *settings: str) -> Chart:
     """Return the chart's objects by kind."""
     command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    objects = [obj for obj in yaml.safe_load_all(text) if obj]
+    objects = [obj for obj in load_all_yaml(text) if obj]
     return {
         kind: [obj for obj in objects if obj["kind"] == kind]
         for kind in {obj["kind"] for obj in objects}

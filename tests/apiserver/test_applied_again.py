@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import yaml
 from envtest import APPLY, MERGE, ROOT, Answer, ApiServer
 
-FLUX = yaml.safe_load((ROOT / "examples/flux/kustomization.yaml").read_text())
+from ddpjob.core.api.yaml_text import load_yaml
+
+FLUX = load_yaml((ROOT / "examples/flux/kustomization.yaml").read_text())
 (EXPRESSIONS,) = FLUX["spec"]["healthCheckExprs"]
 QUEUE = "kueue.x-k8s.io/queue-name"
 STRING = {"type": "string", "maxLength": 64}

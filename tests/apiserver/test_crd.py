@@ -17,6 +17,7 @@ from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.spec import refuse_unknown_fields
 from ddpjob.core.api.torchrun_flags import FLAGS
+from ddpjob.core.api.yaml_text import load_yaml
 
 IMMUTABLE = "is immutable; delete the job and create it again"
 RESERVED = "remove them from env"
@@ -40,7 +41,7 @@ MUTABLE = {
 # Fields for scheduling. Queues change them while a job is suspended.
 SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName", "scheduling"}
 
-DEFINITION = yaml.safe_load(CRD.read_text())
+DEFINITION = load_yaml(CRD.read_text())
 SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
 

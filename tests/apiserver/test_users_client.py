@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from ddpjob import Client, DDPJob
 from ddpjob.cli.main import app
 from ddpjob.client import AsyncClient, ClientError, NotConnected, NotFound, Rejected, WaitTimeout
+from ddpjob.core.api.yaml_text import load_yaml
 
 JOBS = "/apis/ddpjob.dev/v1alpha1/namespaces/{}/ddpjobs"
 SCRIPT = "print('hello')\n"
@@ -458,7 +459,7 @@ def test_jobs_are_listed_in_several_forms(run: Command, client: Client) -> None:
     assert run("list").stdout.splitlines()[1].split()[:3] == ["digits", "Pending", "0/1"]
     assert run("list", "-o", "name").stdout == "ddpjob/digits\n"
     assert json.loads(run("list", "-o", "json").stdout)["items"][0]["spec"]["image"] == "i"
-    one = yaml.safe_load(run("status", "digits", "-o", "yaml").stdout)
+    one = load_yaml(run("status", "digits", "-o", "yaml").stdout)
     assert one["metadata"]["uid"] == client.get("digits").uid
     assert client.namespace in run("list", "-A").stdout
 
@@ -686,7 +687,7 @@ def test_the_manifest_of_a_job_that_cannot_be_created_again_is_kept(
     refused = run("restart", "digits")
     assert refused.exit_code == 2
     assert "the manifest of the job is in digits.yaml" in refused.stderr
-    manifest = yaml.safe_load((tmp_path / "digits.yaml").read_text())
+    manifest = load_yaml((tmp_path / "digits.yaml").read_text())
     assert manifest["spec"]["nodes"] == 3
 
 

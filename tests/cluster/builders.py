@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ddpjob.core.api.yaml_text import load_yaml
 
 from .cluster import PLAIN, TRAINER
 from .commands import ROOT, Object
@@ -101,7 +101,7 @@ def script_job(
 
 def example(file: str) -> Object:
     """Return the one object of a manifest in examples/."""
-    manifest: Object = yaml.safe_load((ROOT / "examples" / file).read_text())
+    manifest: Object = load_yaml((ROOT / "examples" / file).read_text())
     return manifest
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from scheduling import run_name
+from scheduling import CLUSTER, run_name
 
 from .builders import LATE, SEPARATE, WAITING, digits
 from .cluster import WORKERS, Cluster
@@ -27,7 +27,7 @@ DATA_SETS = ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Raise the timeout of these tests: the first one also waits for images and cluster."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith(CLUSTER):
             item.add_marker(pytest.mark.timeout(1500))
 
 
@@ -40,7 +40,7 @@ def skip_or_fail(reason: str) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Give a test its turn on the cluster, from its first fixture to its last."""
-    if Path(__file__).parent not in item.path.parents:
+    if not item.nodeid.startswith(CLUSTER):
         return (yield)
     with turn(alone=any(map(item.get_closest_marker, ("alone", "faults")))):
         return (yield)

@@ -22,6 +22,8 @@ from urllib.request import urlopen
 import yaml
 from ports import free_port
 
+from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
+
 from .cluster import SYSTEM, Cluster
 from .commands import ROOT, CommandFailed, Object, Unavailable, run, wait_until
 
@@ -136,7 +138,7 @@ class Discovery:
         return self.folder / f"{kind}.json"
 
     def _job(self, kind: str, monitor: Object) -> Object:
-        settings = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        settings = load_yaml(self.cluster.kubeconfig.read_text())
         credentials = {
             "ca_file": settings["clusters"][0]["cluster"]["certificate-authority-data"],
             "cert_file": settings["users"][0]["user"]["client-certificate-data"],
@@ -153,7 +155,7 @@ class Discovery:
 
     def _targets(self, kind: str) -> Iterator[Object]:
         """Yield the targets that Prometheus would find: the ports of pods, or of a Service's."""
-        settings = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        settings = load_yaml(self.cluster.kubeconfig.read_text())
         address = urlsplit(settings["clusters"][0]["cluster"]["server"]).netloc
         namespace = SYSTEM if kind == "ServiceMonitor" else ""
         for pod in self.cluster.read.pods(namespace):
@@ -180,7 +182,7 @@ def monitors() -> Mapping[str, Object]:
     """Return the chart's PodMonitor and ServiceMonitor."""
     enabled = ("--set", "metrics.podMonitor.enabled=true,metrics.serviceMonitor.enabled=true")
     text = run("helm", "template", "ddpjob-operator", CHART, "--namespace", SYSTEM, *enabled)
-    found = {one["kind"]: one for one in yaml.safe_load_all(text) if one}
+    found = {one["kind"]: one for one in load_all_yaml(text) if one}
     return {kind: found[kind] for kind in ("PodMonitor", "ServiceMonitor")}
 
 

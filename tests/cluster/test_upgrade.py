@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ddpjob import __version__
+from ddpjob.core.api.yaml_text import load_yaml
 
 from .builders import script_job
 from .cluster import CHART, OPERATOR, SYSTEM, Cluster
@@ -59,7 +59,7 @@ def earlier(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
 def package(chart: Path, folder: Path) -> Path:
     """Return a chart as a registry has it."""
     run("helm", "package", chart, "--destination", folder)
-    version = yaml.safe_load((chart / "Chart.yaml").read_text())["version"]
+    version = load_yaml((chart / "Chart.yaml").read_text())["version"]
     return folder / f"ddpjob-operator-{version}.tgz"
 
 

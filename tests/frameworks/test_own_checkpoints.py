@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-import yaml
 
+from ddpjob.core.api.yaml_text import load_yaml
 from frameworks import loops
 
 SCRIPTS = {
@@ -100,7 +100,7 @@ def test_a_job_whose_rank_is_killed_resumes_from_the_last_save(name, whole, tmp_
         *("--", "--epochs", loops.EPOCHS),
     )
     loops.finish_after_a_kill(run, words)
-    status = yaml.safe_load((run / "status.yaml").read_text())
+    status = load_yaml((run / "status.yaml").read_text())
     assert status["restarts"] == 1
     # A rank that is killed in the step of a save repeats none.
     steps = loops.steps_of(run)

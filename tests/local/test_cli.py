@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ddpjob.cli.main import app
+from ddpjob.core.api.yaml_text import load_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 
@@ -113,7 +114,7 @@ def test_a_command_ends_in_silence_with_the_program_that_reads_its_output():
 
 def test_validate_says_what_the_operator_would_refuse(tmp_path):
     trainer = {"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]}
-    job = yaml.safe_load(JOB)
+    job = load_yaml(JOB)
     job["spec"]["podTemplate"] = {"spec": {"containers": [trainer]}}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))

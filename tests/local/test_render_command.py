@@ -1,10 +1,10 @@
 """`ddpjob render`: the objects of a job's first attempt."""
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from ddpjob.cli.main import app
+from ddpjob.core.api.yaml_text import load_all_yaml
 
 JOB = """
 apiVersion: ddpjob.dev/v1alpha1
@@ -19,14 +19,14 @@ def render(*words, manifest=JOB):
 
 
 def test_the_service_and_the_pods_are_printed():
-    objects = list(yaml.safe_load_all(render().stdout))
+    objects = list(load_all_yaml(render().stdout))
     found = [(one["kind"], one["metadata"]["name"]) for one in objects]
     assert found == [("Service", "j"), ("Pod", "j-0-0"), ("Pod", "j-0-1")]
 
 
 def test_one_pod_with_the_level_restricted():
     words = ("--node", "1", "--pod-security", "restricted", "--set", "spec.suspend=true")
-    _, pod = yaml.safe_load_all(render(*words).stdout)
+    _, pod = load_all_yaml(render(*words).stdout)
     assert pod["metadata"]["name"] == "j-0-1"
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
 

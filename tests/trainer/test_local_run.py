@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from ddpjob.core.api.yaml_text import load_yaml
+
 ROOT = Path(__file__).parents[2]
 DEADLINE = 300
 """Seconds; generous, since other tests may share the machine."""
@@ -20,7 +22,7 @@ def ddpjob(*words: str) -> list[str]:
 
 
 def status(run: Path) -> dict:
-    return yaml.safe_load((run / "status.yaml").read_text())
+    return load_yaml((run / "status.yaml").read_text())
 
 
 def test_the_demo_trains_two_nodes_to_97_percent(tmp_path):
@@ -41,7 +43,7 @@ def test_the_demo_trains_two_nodes_to_97_percent(tmp_path):
 
 
 def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
-    job = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
+    job = load_yaml((ROOT / "examples/digits.yaml").read_text())
     job["metadata"]["name"] = "killed"
     job["spec"]["checkpoint"] = {"claimName": "ckpt"}
     job["spec"]["failurePolicy"] = {"maxRestarts": 3}
@@ -70,7 +72,7 @@ def test_an_example_with_data_runs_on_real_data_from_its_claim(real_data, tmp_pa
     data = tmp_path / "data"
     data.mkdir()
     real_data("mnist", data)
-    job = yaml.safe_load((ROOT / "examples/mnist.yaml").read_text())
+    job = load_yaml((ROOT / "examples/mnist.yaml").read_text())
     job["spec"]["args"] += ["--epochs", "2"]
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))

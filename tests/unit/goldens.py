@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from ddpjob.core.api.yaml_text import load_all_yaml
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -15,4 +17,4 @@ def check_golden(name: str, *objects: Any) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         text = yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=120)
         file.write_text(text)
-    assert list(objects) == list(yaml.safe_load_all(file.read_text()))
+    assert list(objects) == list(load_all_yaml(file.read_text()))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from goldens import check_golden
 
 from ddpjob import __version__
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.pod_groups import BACKENDS
+from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.core.render.job_defaults import read_job_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def template(
     """Return the objects from `helm template` with further arguments."""
     done = helm("template", release, str(CHART), "--namespace", namespace, *args)
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    return [manifest for manifest in load_all_yaml(done.stdout) if manifest]
 
 
 @cache
@@ -249,7 +249,7 @@ def test_the_pod_security_level_is_an_argument_of_the_operator(level: str) -> No
 
 def test_the_crd_is_the_file_and_is_kept_by_default() -> None:
     crd = only(rendered(), "CustomResourceDefinition")
-    assert crd["spec"] == yaml.safe_load((CHART / "files" / "crd.yaml").read_text())["spec"]
+    assert crd["spec"] == load_yaml((CHART / "files" / "crd.yaml").read_text())["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
@@ -286,7 +286,7 @@ def test_the_service_selects_only_the_operator() -> None:
     assert not selector <= tested["metadata"]["labels"].items()
 
 
-VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+VERSION = load_yaml((CHART / "Chart.yaml").read_text())["appVersion"]
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -519,7 +519,7 @@ def test_the_network_policy_admits_the_pod_of_helm_test(more: str) -> None:
 def test_labels_are_short_enough_whatever_the_release_is_called(name: str) -> None:
     done = helm("template", name, str(CHART), "--set", f"fullnameOverride={'f' * 63}")
     assert done.returncode == 0, done.stderr
-    for manifest in yaml.safe_load_all(done.stdout):
+    for manifest in load_all_yaml(done.stdout):
         for value in ((manifest or {}).get("metadata", {}).get("labels") or {}).values():
             assert len(str(value)) <= 63
 
@@ -533,7 +533,7 @@ def test_a_chart_that_depends_on_this_one_can_switch_it_off() -> None:
 def test_a_pod_monitor_selects_the_agents_of_jobs() -> None:
     (monitor,) = of_kind(rendered("metrics.podMonitor.enabled=true"), "PodMonitor")
     assert monitor["spec"]["namespaceSelector"] == {"any": True}
-    pod = yaml.safe_load((ROOT / "tests/unit/golden/pod-cpu.yaml").read_text())
+    pod = load_yaml((ROOT / "tests/unit/golden/pod-cpu.yaml").read_text())
     (expression,) = monitor["spec"]["selector"]["matchExpressions"]
     assert expression["operator"] == "Exists"
     assert expression["key"] in pod["metadata"]["labels"]
@@ -556,7 +556,7 @@ def test_metrics_of_each_job_can_be_switched_off() -> None:
 
 def test_the_rule_object_has_the_rules_of_the_file() -> None:
     rule = only(rendered("metrics.prometheusRule.enabled=true"), "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    assert rule["spec"] == load_yaml((CHART / "files" / "rules.yaml").read_text())
 
 
 def test_the_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
@@ -687,7 +687,7 @@ def test_every_value_is_documented_in_its_file_and_in_the_readme() -> None:
     text = (CHART / "values.yaml").read_text()
     readme = (CHART / "README.md").read_text()
     documented = set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE))
-    values = set(leaves(yaml.safe_load(text)))
+    values = set(leaves(load_yaml(text)))
     assert documented == values
     assert text.count("# -- ") == len(values)
 

@@ -8,12 +8,12 @@ import re
 from zipfile import ZipFile
 
 import pytest
-import yaml
 
 from ddpjob.agent import code as agent_code
 from ddpjob.cli.own_script import Container, OwnScript
 from ddpjob.client.code import owned_code
 from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.yaml_text import load_all_yaml
 from ddpjob.sources import code
 from ddpjob.sources.code import read_code
 from ddpjob.sources.script import job_name
@@ -174,7 +174,7 @@ def test_a_printed_manifest_shows_the_script_line_by_line(project):
     (project / "train.py").write_text("import torch\n\nprint(1)\n")
     text = OwnScript(project / "train.py", "i").manifest()
     assert "  train.py: |\n    import torch\n\n    print(1)\n" in text
-    kinds = [one["kind"] for one in yaml.safe_load_all(text)]
+    kinds = [one["kind"] for one in load_all_yaml(text)]
     assert kinds == ["ConfigMap", "DDPJob"]
 
 

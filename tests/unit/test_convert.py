@@ -20,6 +20,7 @@ from ddpjob.convert.formats import convert_documents, convert_text
 from ddpjob.convert.shell import read_shell, split_words
 from ddpjob.convert.slurm_options import job_name, seconds_of
 from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.jobs.documents import read_documents
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -166,7 +167,7 @@ def test_a_text_of_several_lines_cannot_end_a_comment():
 def test_a_character_that_yaml_refuses_is_not_in_a_comment():
     text = a_pytorchjob(spec={"odd\x07\x85\u2028key": 1})
     found = convert(text)
-    assert yaml.safe_load(found.comments() + as_yaml(found.document)) == found.document
+    assert load_yaml(found.comments() + as_yaml(found.document)) == found.document
 
 
 # PyTorchJob
@@ -201,7 +202,7 @@ def test_torchruns_own_restarts_do_not_depend_on_the_restart_policy():
 
 def test_a_topology_of_kueue_becomes_that_of_the_job():
     annotation = {"kueue.x-k8s.io/podset-required-topology": "cloud.com/block"}
-    manifest = yaml.safe_load(a_pytorchjob())
+    manifest = load_yaml(a_pytorchjob())
     for role in manifest["spec"]["pytorchReplicaSpecs"].values():
         role["template"]["metadata"] = {"annotations": annotation}
     spec = convert(yaml.safe_dump(manifest)).document["spec"]
@@ -605,7 +606,7 @@ def run(*words, stdin=""):
 def test_the_command_prints_only_the_manifest_and_one_line_about_it():
     done = run(str(MANIFESTS / "pytorchjob/volcano.yaml"))
     assert done.exit_code == 0
-    assert yaml.safe_load(done.stdout)["kind"] == "DDPJob"
+    assert load_yaml(done.stdout)["kind"] == "DDPJob"
     assert done.stderr == (
         "converted PyTorchJob gang: 3 things were dropped, 1 to look at, see the comments\n"
     )
@@ -615,7 +616,7 @@ def test_the_command_reads_stdin_and_several_jobs():
     text = (MANIFESTS / "pytorchjob/mnist.yaml").read_text()
     done = run("-", stdin=f"{text}---\n{text.replace('name: mnist', 'name: other')}")
     assert done.exit_code == 0
-    names = [one["metadata"]["name"] for one in yaml.safe_load_all(done.stdout)]
+    names = [one["metadata"]["name"] for one in load_all_yaml(done.stdout)]
     assert names == ["mnist", "other"]
     assert "nothing was dropped" in done.stderr
 
@@ -625,12 +626,12 @@ def test_the_command_takes_the_runtime_of_a_trainjob(tmp_path):
     (tmp_path / "job.yaml").write_text(job)
     (tmp_path / "runtime.yaml").write_text(runtime)
     done = run(str(tmp_path / "job.yaml"), "--runtime", str(tmp_path / "runtime.yaml"))
-    assert yaml.safe_load(done.stdout)["spec"]["scheduling"] == {"gang": "Coscheduling"}
+    assert load_yaml(done.stdout)["spec"]["scheduling"] == {"gang": "Coscheduling"}
 
 
 def test_the_command_takes_the_image_of_a_script():
     done = run(str(MANIFESTS / "sbatch/single.sbatch"), "--image", "i:1")
-    manifest = yaml.safe_load(done.stdout)
+    manifest = load_yaml(done.stdout)
     assert (manifest["metadata"]["name"], manifest["spec"]["image"]) == ("single", "i:1")
     assert done.stderr.startswith("converted sbatch script single: ")
 
@@ -671,7 +672,7 @@ def test_a_template_that_is_not_filled_is_named():
 
 def test_the_image_can_be_given_for_a_manifest_too():
     done = run("-", "--image", "other:2", stdin=a_pytorchjob())
-    assert yaml.safe_load(done.stdout)["spec"]["image"] == "other:2"
+    assert load_yaml(done.stdout)["spec"]["image"] == "other:2"
     assert 'image: "i": because spec.image is "other:2", from --image' in done.stdout
     job = (MANIFESTS / "trainjob/no-runtime.yaml").read_text().replace("image: train:1", "")
     found = convert(job, image="other:2")

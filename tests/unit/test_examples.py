@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from ddp_trainer.cli import command_line
@@ -11,6 +10,7 @@ from ddp_trainer.cli.options import WORKLOADS
 from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.main import app
 from ddpjob.core.api.profiles import catalog
+from ddpjob.core.api.yaml_text import load_yaml
 from ddpjob.local.manifest import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,15 +67,15 @@ def test_the_job_of_a_script_is_valid_and_names_its_config_map(file):
 @pytest.mark.parametrize("profile", catalog().values(), ids=catalog())
 def test_the_default_is_two_nodes_if_they_have_a_network(profile):
     printed = init("digits", "--accelerator", profile.name).stdout
-    assert yaml.safe_load(printed)["spec"]["nodes"] == (1 if profile.one_node else 2)
+    assert load_yaml(printed)["spec"]["nodes"] == (1 if profile.one_node else 2)
 
 
 def test_a_workload_with_two_gpus_per_process_has_half_as_many_processes():
-    job = yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
+    job = load_yaml(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
     assert job["spec"]["nprocPerNode"] == 4
     assert job["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     printed = init("model_parallel", "--accelerator", "gpu").stdout
-    assert yaml.safe_load(printed)["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert load_yaml(printed)["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
 
 def words_of(stderr):

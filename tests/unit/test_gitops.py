@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from builders import NOW, a_condition, a_job, a_running_job, observation, plan_for
 from lupa import lua51
 
 from ddpjob.core.api.kueue import Queue
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import ApiState
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 HEALTH = (ROOT / "examples/argocd/health.lua").read_text()
 FLUX = (ROOT / "examples/flux/kustomization.yaml").read_text()
 PAGE = (ROOT / "docs/users/gitops.md").read_text()
-CRD = yaml.safe_load((ROOT / "charts/ddpjob-operator/files/crd.yaml").read_text())
+CRD = load_yaml((ROOT / "charts/ddpjob-operator/files/crd.yaml").read_text())
 SPEC = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
 # What a script of a health check may use.
@@ -204,24 +204,24 @@ def block_with(text):
 
 
 def test_the_page_shows_the_health_check():
-    shown = yaml.safe_load(block_with("resource.customizations.health"))
+    shown = load_yaml(block_with("resource.customizations.health"))
     assert shown["data"]["resource.customizations.health.ddpjob.dev_DDPJob"] == HEALTH
 
 
 def test_the_page_shows_the_expressions_for_flux():
-    shown = yaml.safe_load(block_with("healthCheckExprs"))
-    assert shown["spec"]["healthCheckExprs"] == yaml.safe_load(FLUX)["spec"]["healthCheckExprs"]
+    shown = load_yaml(block_with("healthCheckExprs"))
+    assert shown["spec"]["healthCheckExprs"] == load_yaml(FLUX)["spec"]["healthCheckExprs"]
 
 
 def test_the_expressions_for_flux_name_only_what_exists():
-    (row,) = yaml.safe_load(FLUX)["spec"]["healthCheckExprs"]
+    (row,) = load_yaml(FLUX)["spec"]["healthCheckExprs"]
     words = set(re.findall(r"'(\w+)'", row["failed"] + row["current"]))
     assert words - {"True"} <= set(Phase) | set(Condition)
     assert (row["apiVersion"], row["kind"]) == ("ddpjob.dev/v1alpha1", "DDPJob")
 
 
 def test_the_ignored_differences_are_fields_that_may_change():
-    (row,) = yaml.safe_load(block_with("ignoreDifferences"))["spec"]["ignoreDifferences"]
+    (row,) = load_yaml(block_with("ignoreDifferences"))["spec"]["ignoreDifferences"]
     assert (row["group"], row["kind"]) == ("ddpjob.dev", "DDPJob")
     for pointer in row["jsonPointers"]:
         _, spec, field = pointer.split("/")
@@ -251,6 +251,6 @@ spec: {image: i, args: [train.py], code: {configMap: code-1}}
     (tmp_path / "names.yaml").write_text(block_with("nameReference"))
     command = ["kubectl", "kustomize", str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    code, job = yaml.safe_load_all(built)
+    code, job = load_all_yaml(built)
     assert job["metadata"]["name"] != "train"
     assert job["spec"]["code"]["configMap"] == code["metadata"]["name"] != "code-1"

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ddpjob.core.api.kubernetes import (
     NEWEST,
@@ -13,6 +12,7 @@ from ddpjob.core.api.kubernetes import (
     is_shape_of_pods,
     note_on_version,
 )
+from ddpjob.core.api.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
@@ -24,7 +24,7 @@ PAGES = ("README.md", "charts/ddpjob-operator/README.md")
 
 
 def test_the_chart_refuses_an_older_cluster():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = load_yaml((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
 
 

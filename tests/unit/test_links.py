@@ -7,13 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
+
+from ddpjob.core.api.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 LINKS = runpy.run_path(str(ROOT / "release" / "links.py"))
 broken, links, in_repository = LINKS["broken"], LINKS["links"], LINKS["in_repository"]
 REPOSITORY, FILES = LINKS["REPOSITORY"], LINKS["FILES"]
-CHART = yaml.safe_load((ROOT / "charts/ddpjob-operator/Chart.yaml").read_text())
+CHART = load_yaml((ROOT / "charts/ddpjob-operator/Chart.yaml").read_text())
 WHEELS = ("operator", "trainer")
 
 
@@ -88,7 +89,7 @@ def test_the_links_of_a_wheel_work_on_pypi(wheel):
 
 def test_the_links_of_the_chart_work_on_artifact_hub():
     shown = (ROOT / "charts/ddpjob-operator/README.md").read_text()
-    annotated = yaml.safe_load(CHART["annotations"]["artifacthub.io/links"])
+    annotated = load_yaml(CHART["annotations"]["artifacthub.io/links"])
     urls = [CHART["icon"], *(link["url"] for link in annotated)]
     assert all(in_repository(url) for url in urls)
     assert list(broken(shown)) + list(broken("".join(f"[a]({url})" for url in urls))) == []

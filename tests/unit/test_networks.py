@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ddpjob.client.networks import find_gaps
+from ddpjob.core.api.yaml_text import load_yaml
 
 NAMESPACE = {"kubernetes.io/metadata.name": "ml", "team": "a"}
 JOB_PODS = {"matchExpressions": [{"key": "ddpjob.dev/job", "operator": "Exists"}]}
@@ -23,7 +23,7 @@ def recommended():
     """Return the policy of the documentation."""
     text = (Path(__file__).parents[2] / "docs/users/teams.md").read_text()
     (found,) = [part for part in text.split("```") if "kind: NetworkPolicy" in part]
-    return yaml.safe_load(found.removeprefix("yaml"))
+    return load_yaml(found.removeprefix("yaml"))
 
 
 def a_policy(name="closed", *, pods=None, **spec):

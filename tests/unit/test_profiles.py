@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from builders import FULL_STATUS, a_spec
 
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.yaml_text import load_yaml
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 
@@ -15,7 +15,7 @@ CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.
 @pytest.fixture(scope="module")
 def schema():
     """Return the properties of a DDPJob in the CRD."""
-    crd = yaml.safe_load(CRD.read_text())
+    crd = load_yaml(CRD.read_text())
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 
 

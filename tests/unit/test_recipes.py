@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
+
 ROOT = Path(__file__).parents[2]
 CRD = "charts/ddpjob-operator/files/crd.yaml"
 
@@ -125,7 +127,7 @@ def test_the_recipe_for_an_accelerator_is_complete(tmp_path):
     path = "operator/ddpjob/core/api/profiles/x9.8xlarge.yaml"
     recipe.insert(path, yaml.safe_dump({"x9.8xlarge": row}))
     recipe.finish()
-    spec = yaml.safe_load(recipe.ddpjob("init", "digits", "--accelerator", "x9.8xlarge"))["spec"]
+    spec = load_yaml(recipe.ddpjob("init", "digits", "--accelerator", "x9.8xlarge"))["spec"]
     assert (spec["accelerator"], spec["nodes"]) == ("x9.8xlarge", 1)
     assert spec["image"] == "ddpjob-trainer:x9"
     assert "x9.8xlarge" in recipe.ddpjob("submit", "--help")
@@ -207,7 +209,7 @@ def test_the_recipe_for_an_owned_object_is_complete(tmp_path):
     recipe.insert("tests/unit/test_chart.py", right, before='    ("", "services",')
     recipe.finish()
     job = recipe.ddpjob("render", "examples/digits.yaml")
-    kinds = [document["kind"] for document in yaml.safe_load_all(job)]
+    kinds = [document["kind"] for document in load_all_yaml(job)]
     assert kinds == ["Service", "PodDisruptionBudget", "Pod", "Pod"]
     assert "poddisruptionbudgets" in recipe.text("tests/unit/golden/chart-default.yaml")
 
@@ -244,7 +246,7 @@ def test_the_recipe_for_a_field_is_complete(tmp_path):
     recipe.finish()
     assert "thawSeconds: int" in recipe.text("operator/ddpjob/jobs/spec_fields.py")
     assert "| `thawSeconds` | integer |" in recipe.text("docs/users/reference.md")
-    field = yaml.safe_load(recipe.text(CRD))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    field = load_yaml(recipe.text(CRD))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     field = field["properties"]["spec"]["properties"]["thawSeconds"]
     assert (field["type"], field["minimum"]) == ("integer", 1)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from ddpjob.core.api.yaml_text import load_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "charts" / "ddpjob-operator" / "files" / "rules.yaml"
@@ -25,7 +26,7 @@ needs_promtool = pytest.mark.skipif(
 Alert = dict[str, Any]
 Series = Mapping[str, str]
 
-GROUPS = yaml.safe_load(RULES.read_text())["groups"]
+GROUPS = load_yaml(RULES.read_text())["groups"]
 ALERTS: dict[str, Alert] = {
     rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
 }

@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ddpjob.core.api.parts import schema
 from ddpjob.core.api.status import Status
+from ddpjob.core.api.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 STATUS = schema(Status)
 CRD = ROOT / "charts/ddpjob-operator/files/crd.yaml"
-(VERSION,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+(VERSION,) = load_yaml(CRD.read_text())["spec"]["versions"]
 
 # A path in a text: `status.attempt.number`, {.status.result}, .status.nodes.active.
 # A function of CEL is no field, such as in `status.conditions.exists(…)`.

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from builders import a_spec
 
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.torchrun_flags import FLAGS
+from ddpjob.core.api.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 WORKING = [flag for flag in FLAGS if not flag.instead]
@@ -173,7 +173,7 @@ def test_the_reference_has_a_row_for_each_flag():
 
 
 def test_the_crd_declares_the_flags_as_a_list_of_strings():
-    crd = yaml.safe_load((ROOT / "charts/ddpjob-operator/files/crd.yaml").read_text())
+    crd = load_yaml((ROOT / "charts/ddpjob-operator/files/crd.yaml").read_text())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     field = schema["properties"]["spec"]["properties"]["torchrun"]["properties"]["args"]
     assert field["items"]["type"] == "string"

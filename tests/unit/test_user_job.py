@@ -5,16 +5,16 @@ from types import UnionType
 from typing import Any, Literal, Required, Union, get_args, get_origin, get_type_hints
 
 import pytest
-import yaml
 
 from ddpjob import DDPJob
 from ddpjob.client.logs import LogLine
 from ddpjob.client.reader import Jobs
 from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.yaml_text import load_yaml
 from ddpjob.jobs.user_job import SpecFields
 
 CRD = Path(__file__).parents[2] / "charts/ddpjob-operator/files/crd.yaml"
-VERSION = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]
+VERSION = load_yaml(CRD.read_text())["spec"]["versions"][0]
 FIELDS = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 HINTS = get_type_hints(SpecFields, include_extras=True)
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ddpjob.cli.main import app
 from ddpjob.client.networks import find_gaps
+from ddpjob.core.api.yaml_text import load_yaml
 
 USERS = Path(__file__).parents[2] / "docs" / "users"
 PAGES = ("frameworks", "tracking")
@@ -64,7 +65,7 @@ def test_the_policy_for_trackers_only_adds_to_that_for_jobs():
     (tracking,) = of_kind("tracking", "NetworkPolicy")
     text = (USERS / "teams.md").read_text()
     (part,) = [part for part in text.split("```") if "kind: NetworkPolicy" in part]
-    for_jobs = yaml.safe_load(part.removeprefix("yaml"))
+    for_jobs = load_yaml(part.removeprefix("yaml"))
     namespace = {"kubernetes.io/metadata.name": "ml"}
     assert find_gaps([for_jobs, tracking], namespace) == []
     assert find_gaps([tracking], namespace)

@@ -21,6 +21,7 @@ from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
 from ddpjob.client.reader import Jobs
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, quoted, require_object
 from ddpjob.core.api.status import Account, Status
+from ddpjob.core.api.yaml_text import load_yaml
 from ddpjob.core.decide.accounting import seconds_until
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
@@ -220,7 +221,7 @@ def _is_name_of_folder(name: str) -> bool:
 def _read_yaml(path: Path) -> Any:
     """Return what a file has, or None. A file may be gone at any time."""
     try:
-        return yaml.safe_load(path.read_text())
+        return load_yaml(path.read_text())
     # Text in another encoding than UTF-8, and an impossible date, raise ValueError.
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None

@@ -5,7 +5,6 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 import typer
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpjob.cli.options import require_choice
@@ -31,6 +30,7 @@ from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.yaml_text import load_yaml
 
 # The optional fields of a row in workloads.yaml.
 DEFAULTS: Dict = {
@@ -99,7 +99,7 @@ def command(
 @cache
 def workloads() -> dict[str, Dict]:
     """Return the row of each workload in workloads.yaml, with all fields."""
-    rows = yaml.safe_load(files("ddpjob.cli").joinpath("workloads.yaml").read_text())
+    rows = load_yaml(files("ddpjob.cli").joinpath("workloads.yaml").read_text())
     return {name: {**DEFAULTS, **row} for name, row in rows.items()}
 
 

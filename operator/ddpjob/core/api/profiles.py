@@ -11,9 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from ddpjob.core.api.readers import Dict, SpecError, child
+from ddpjob.core.api.yaml_text import load_yaml
 
 # The accelerator of a job that names none.
 DEFAULT = "cpu"
@@ -69,7 +68,7 @@ def catalog() -> Mapping[str, Profile]:
     found = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
-            for name, row in yaml.safe_load(file.read_text()).items():
+            for name, row in load_yaml(file.read_text()).items():
                 found[name] = _read_profile(name, row)
     return found
 

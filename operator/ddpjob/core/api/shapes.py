@@ -11,12 +11,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from ddpjob.core.api import names
 from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, either, refuse
 from ddpjob.core.api.times import MAX_INT32
+from ddpjob.core.api.yaml_text import load_yaml
 
 FILE = "pod_shapes.yaml"
 
@@ -81,9 +80,7 @@ RULES: Mapping[str, ShapeRule] = {
 def shapes() -> Mapping[str, Dict]:
     """Return the shapes of the fields of `spec`, by name."""
     text = resources.files(__package__).joinpath(FILE).read_text()
-    # The loader in C is 10 times as fast. Some platforms lack it.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found: Mapping[str, Dict] = yaml.load(text, loader)
+    found: Mapping[str, Dict] = load_yaml(text)
     return found
 
 

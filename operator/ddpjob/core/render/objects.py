@@ -20,6 +20,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.merge import merge
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.status import Attempt, PodCounts
+from ddpjob.core.api.yaml_text import load_yaml
 from ddpjob.core.plan import Owned
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.merged_pod import (
@@ -38,9 +39,6 @@ from ddpjob.core.render.pod_context import (
     common_context,
     pod_context,
 )
-
-# libyaml's loader is ten times as fast. PyYAML's wheels have it.
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 PLACEHOLDER = re.compile("\ue000[a-z]+\ue000")
 SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
@@ -120,7 +118,7 @@ def _render_shape(job: Job, settings: Settings, constraints: Constraints | None)
     assert job.spec is not None
     settings = settings.of_job(job.spec)
     text = _template("pod.yaml.j2").render(pod_context(job, job.spec, settings))
-    merged = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
+    merged = merge(load_yaml(text), job.spec.pod_template)
     pod = complete(merged, job, job.spec, settings)
     if constraints:
         constrain(pod, job, constraints)
@@ -140,7 +138,7 @@ def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
         name=config_map_name(),
         files=agent_files(),
     )
-    rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
+    rendered: dict[str, Any] = load_yaml(text)
     return rendered
 
 
@@ -148,7 +146,7 @@ def shared(job: Job, kind: Owned) -> dict[str, Any]:
     """Return the one object of a kind shared by all pods of a job."""
     template = _template(f"{kind.lower()}.yaml.j2")
     text = template.render(common_context(job), port=names.RENDEZVOUS_PORT)
-    rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
+    rendered: dict[str, Any] = load_yaml(text)
     return rendered
 
 
