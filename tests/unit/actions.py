@@ -34,7 +34,7 @@ from builders import (
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.api.history import OlderGang
-from ddpjob.core.api.kueue import LABEL_QUEUE
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.observe.nodes import read_node
@@ -157,8 +157,25 @@ def administrator_deletes_the_workloads(world: World, choice: int) -> None:
 
 def user_chooses_another_queue(world: World, choice: int) -> None:
     if world.job.queue:
-        world.manifest["metadata"]["labels"] = {LABEL_QUEUE: f"team-{choice % 2}"}
-        world.changed()
+        world.move_job(f"team-{choice % 2}")
+
+
+def user_loses_the_label_of_the_default_queue(world: World, choice: int) -> None:
+    """Replace the job by a manifest without a queue, as `kubectl replace` does."""
+    if world.job.queue == DEFAULT_QUEUE:
+        world.move_job("")
+
+
+def administrator_makes_a_default_queue(world: World, choice: int) -> None:
+    world.queue.takes_all = True
+
+
+def administrator_removes_the_default_queue(world: World, choice: int) -> None:
+    world.queue.takes_all = False
+
+
+def operator_does_not_know_the_default_queue(world: World, choice: int) -> None:
+    world.queue.takes_all = None
 
 
 def queue_cannot_be_read(world: World, choice: int) -> None:
@@ -538,6 +555,10 @@ OF_QUEUES = (
     queue_has_no_room,
     administrator_deletes_the_workloads,
     user_chooses_another_queue,
+    user_loses_the_label_of_the_default_queue,
+    administrator_makes_a_default_queue,
+    administrator_removes_the_default_queue,
+    operator_does_not_know_the_default_queue,
     queue_cannot_be_read,
     queue_can_be_read_again,
 )
@@ -578,6 +599,7 @@ def calm_down(world: World) -> None:
     world.refuse_pods = None
     world.older_gang = None
     world.queue.state = ApiState.SERVED
+    world.queue.takes_all = bool(world.queue.takes_all)
     if world.job.spec and world.job.spec.lifecycle.suspended:
         world.change_spec(suspend=False)
     nodes = world.nodes[-1]

@@ -16,7 +16,7 @@ from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.decide.deletions import LOST_PEERS
-from ddpjob.core.observe.observation import NodeHealth, Pod
+from ddpjob.core.observe.observation import ApiState, NodeHealth, Pod
 
 # Causes that use up maxRestarts. After these, a gang cannot write a checkpoint any more.
 BROKEN = (Cause.FAILURE, Cause.HANG)
@@ -121,6 +121,14 @@ def pods_are_created_only_for_a_job_that_may_run(world):
             assert not turn.plan.status.finished
             assert not turn.observed.job.deleting
             assert not turn.observed.job.spec.lifecycle.suspended
+
+
+def the_first_pods_come_only_when_no_default_queue_takes_the_job(world):
+    for turn in world.turns:
+        observed = turn.observed
+        if turn.plan.new_pods and not observed.pods and not observed.status.attempts:
+            may_be_taken = observed.queue is None and observed.kueue is ApiState.SERVED
+            assert not may_be_taken or observed.has_default_queue is False
 
 
 # A restart is counted exactly once
@@ -352,6 +360,7 @@ INVARIANTS = (
     no_pod_is_created_again_after_the_latch,
     only_members_of_the_attempt_get_its_assignment,
     pods_are_created_only_for_a_job_that_may_run,
+    the_first_pods_come_only_when_no_default_queue_takes_the_job,
     attempts_and_counters_never_decrease,
     a_restart_costs_one_and_everything_else_costs_nothing,
     a_budget_is_never_exceeded,

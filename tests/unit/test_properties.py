@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from invariants import check
 from world import World, a_world
 
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.decide.causes import judge
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import ApiState, observe
@@ -84,10 +85,12 @@ SPECS = st.fixed_dictionaries(
 @st.composite
 def worlds(draw) -> World:
     """Draw a world in which the operator sees most, but not all, of the events."""
-    queue = draw(st.sampled_from(["", "", "team-0"]))
-    world = a_world(draw(SPECS), reads_nodes=draw(st.booleans()), queue=queue)
+    queue = draw(st.sampled_from(["", "", "team-0", DEFAULT_QUEUE]))
+    label = "" if queue == DEFAULT_QUEUE else queue
+    world = a_world(draw(SPECS), reads_nodes=draw(st.booleans()), queue=label)
+    world.queue.takes_all = queue == DEFAULT_QUEUE
     if queue:
-        world.act(operator_sees_everything_and_runs, 0)
+        world.settle()
         world.act(queue_admits_the_job, 0)
     if draw(st.booleans()):
         world.act(the_gang_starts, 0)

@@ -182,6 +182,11 @@ class World:
         # As the operator's cache does, this reads the status alone.
         self.jobs.append(self.job.reread(self.manifest))
 
+    def move_job(self, queue: str) -> None:
+        """Give the job the label of a queue, or none."""
+        self.manifest["metadata"]["labels"] = {LABEL_QUEUE: queue} if queue else {}
+        self.changed()
+
     def delete_job(self) -> None:
         self.manifest["metadata"]["deletionTimestamp"] = format_time(self.now)
         self.changed()
@@ -373,7 +378,8 @@ class Queue:
     """Kueue, with the Workloads of the job.
 
     `versions` are what the API server had, by their names, the newest last. `state` is what the
-    operator knows of Kueue.
+    operator knows of Kueue. `takes_all`: it knows of a LocalQueue `default`, which takes the jobs
+    without a queue; None before it knows.
     """
 
     def __init__(self, world: World) -> None:
@@ -381,6 +387,7 @@ class Queue:
         self.versions: list[dict[str, dict[str, Any]]] = [{}]
         self.made = 0
         self.state = ApiState.SERVED
+        self.takes_all: bool | None = False
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
@@ -525,6 +532,7 @@ class Operator:
             older_gang=world.older_gang,
             kueue=world.queue.state,
             workloads=world.queue.seen_at(self.queue_version),
+            has_default_queue=world.queue.takes_all,
         )
 
     # What it does
@@ -550,6 +558,10 @@ class Operator:
             return None
         if stop_after == "status":
             self.refusal = None
+            return turn
+        if turn.plan.join_queue:
+            self.world.move_job(turn.plan.join_queue)
+            self._read_job()
             return turn
         self._take_step(turn.plan.place)
         self._assign(turn.plan)
@@ -584,7 +596,7 @@ class Operator:
         """
         plan = turn.plan
         if not turn.changes_the_status:
-            acts = plan.new_pods or plan.assign or plan.delete_job or plan.place
+            acts = plan.new_pods or plan.assign or plan.delete_job or plan.place or plan.join_queue
             return self._read_job() if acts else True
         acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job or plan.place
         if self.throttled and not acts and not is_transition(turn.observed.status, plan.status):
