@@ -63,7 +63,7 @@ def command_line(process: int) -> bytes:
         return b""
 
 
-def test_all_attempts_of_a_pod_use_one_zygote(fast, port):
+def test_all_attempts_use_one_zygote_and_a_deleted_pod_saves_and_leaves_no_process(fast, port):
     found = fast()
     wait_for_ranks(found, 0)
     zygote = zygote_of(found)
@@ -72,6 +72,11 @@ def test_all_attempts_of_a_pod_use_one_zygote(fast, port):
     assert zygote_of(found) == zygote
     # The ranks of attempt 0 got their SIGTERM.
     assert found.log.count("saved\n") == 2
+    found.terminate()
+    assert found.end() != 0
+    assert found.report["cause"] == "Stopped"
+    assert found.log.count("saved\n") == 4
+    wait_until(lambda: not found.processes())
 
 
 def test_sent_code_has_a_fast_start_in_each_attempt(fast, port, tmp_path):
@@ -87,30 +92,16 @@ def test_sent_code_has_a_fast_start_in_each_attempt(fast, port, tmp_path):
     assert found.log.count("['config.json']\n") == 4
 
 
-def test_a_zygote_that_dies_ends_the_pod(fast):
-    found = fast()
-    wait_for_ranks(found, 0)
-    os.kill(zygote_of(found), signal.SIGKILL)
-    assert found.end() != 0
-    assert (found.report["cause"], found.report["exception"]) == ("Failure", "SIGKILL")
-    wait_until(lambda: not found.processes())
-
-
 def test_an_attempt_that_ends_while_torch_is_imported_leaves_nothing(fast, port):
     found = fast()
     found.wait_for("attempt 0 begins")
     found.assign(1, ranks=2, flags=flags(port), grace=0)
     wait_for_ranks(found, 1)
     assert "of attempt 0" not in found.log
-
-
-def test_a_pod_that_is_deleted_saves_and_leaves_no_process(fast):
-    found = fast()
-    wait_for_ranks(found, 0)
-    found.terminate()
+    # A zygote that dies ends the pod.
+    os.kill(zygote_of(found), signal.SIGKILL)
     assert found.end() != 0
-    assert found.report["cause"] == "Stopped"
-    assert found.log.count("saved\n") == 2
+    assert (found.report["cause"], found.report["exception"]) == ("Failure", "SIGKILL")
     wait_until(lambda: not found.processes())
 
 

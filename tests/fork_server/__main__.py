@@ -3,9 +3,11 @@
 import atexit
 import gc
 import importlib
+import multiprocessing
 import os
 import pkgutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -21,6 +23,9 @@ PRELOADED = ("torch.distributed.run", "torch._dynamo", "torch.utils.data", "PIL.
 OWN_PREFIXES = ("PET_", "SM_", "SAGEMAKER_", "SLURM_", "STANDIN_", "PJRT_", "PYTEST_", "RDZV_")
 OWN_VARIABLES = {FOLDER, "PYTHON_EXEC", "PYTHONPATH"}
 
+# The descriptors of a spawned process.
+DESCRIPTORS = "FORK_SERVER_DESCRIPTORS"
+
 
 def main(descriptor: int) -> None:
     """Serve the socket with this descriptor. Only a fork goes on after `serve`."""
@@ -30,14 +35,28 @@ def main(descriptor: int) -> None:
     # A third of the time of the imports would be a search for garbage. Forks have it again.
     gc.disable()
     import_modules()
-    arguments = server.serve()["arguments"]
-    del os.environ[FOLDER]
+    request = server.serve()
+    arguments = request["arguments"]
+    # Spawned processes of multiprocessing are forks too.
+    multiprocessing.set_executable(os.path.join(os.environ.pop(FOLDER), "python"))
+    take_descriptors(request["process"])
     sys.path[:0] = python_path()
     reason = why_not(arguments, server_variables)
     if reason:
         log(f"{reason}: {arguments}")
         os.execv(sys.executable, [sys.executable, *arguments])
     end(run(arguments))
+
+
+def take_descriptors(stand_in: int) -> None:
+    """Open the pipes that a spawned process of multiprocessing inherits, under their numbers."""
+    for name in os.environ.pop(DESCRIPTORS, "").split():
+        path = f"/proc/{stand_in}/fd/{name}"
+        access = os.O_WRONLY if os.lstat(path).st_mode & stat.S_IWUSR else os.O_RDONLY
+        opened = os.open(path, access)
+        if opened != int(name):
+            os.dup2(opened, int(name), inheritable=False)
+            os.close(opened)
 
 
 def import_modules() -> None:

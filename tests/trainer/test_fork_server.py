@@ -123,6 +123,36 @@ def test_the_ranks_of_torchrun_are_forks_too(tmp_path):
     assert sorted("".join(run.stray)) == sorted("True\n" * 2)
 
 
+SPAWNS = """
+import multiprocessing, sys
+def answer(asked, answered):
+    is_fork = "ddpjob.agent.zygote" in sys.modules
+    parent = multiprocessing.parent_process().is_alive()
+    answered.put([is_fork, asked.get(), parent, sys.argv])
+    sys.exit(7)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    asked, answered = context.SimpleQueue(), context.SimpleQueue()
+    child = context.Process(target=answer, args=(asked, answered))
+    child.start()
+    asked.put("question")
+    print(answered.get())
+    child.join()
+    print(child.exitcode)
+"""
+
+
+def test_a_spawned_process_is_a_fork_too(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(SPAWNS)
+    fork, new = ends(path, "a")
+    assert (fork.process.returncode, fork.stderr) == (new.process.returncode, new.stderr) == (0, "")
+    expected = f"'question', True, {[str(path), 'a']}]\n"
+    assert "".join(fork.stray) == f"[True, {expected}"
+    assert "".join(new.stray) == f"[False, {expected}"
+    assert [str(run.events) for run in (fork, new)] == ["[7]"] * 2
+
+
 WITH_A_CHILD = """
 import json, multiprocessing, signal
 child = multiprocessing.get_context("fork").Process(target=signal.pause)

@@ -22,14 +22,14 @@ from ddp_trainer.ranks.data_parallel import DistributedModel
 from ddp_trainer.ranks.gloo import RUN_LOOP
 from ddp_trainer.ranks.group import process_group
 
-# Two forks share the imports. Each ends as a new Python does, with the clean-up of the interpreter.
-for _ in range(2):
+# The forks share the imports. Each ends as a new Python does, with the clean-up of the interpreter.
+for kind in ("DDP", "FSDP2") * 2:
     fork = os.fork()
     if not fork:
         break
     code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
     if code:
-        sys.exit(f"exit code {code}")
+        sys.exit(f"{kind}: exit code {code}")
 else:
     sys.exit()
 
@@ -37,7 +37,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(1)
 with process_group(device="cpu") as runtime:
     model = nn.Linear(4, 4)
-    if sys.argv[1] == "FSDP2":
+    if kind == "FSDP2":
         fully_shard(model)
     else:
         model = DistributedModel(model)
@@ -52,11 +52,10 @@ with process_group(device="cpu") as runtime:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the scheduling policies of Linux")
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_a_global_model_does_not_abort_the_end_of_a_process(kind):
+def test_a_global_model_does_not_abort_the_end_of_a_process():
     """Without a wait for gloo's threads, five of six such processes ended with SIGABRT."""
     # A fork of the tests ends without the clean-up of the interpreter.
-    (run,) = launch.ranks("-c", SCRIPT, kind, processes=1, start=launch.new_python)
+    (run,) = launch.ranks("-c", SCRIPT, processes=1, start=launch.new_python)
     assert run.finish() == 0, run.stderr
 
 

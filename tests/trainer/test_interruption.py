@@ -1,55 +1,57 @@
 """A run killed or stopped at any moment resumes and ends as an unbroken one.
 
-ResNet-18 has several DDP buckets and BatchNorm. With 72 images in batches of 16, the last batch of
-each epoch has eight images, so one of the two ranks gets none. One run with three interruptions
+The network has several DDP buckets and BatchNorm. With 72 images in batches of 16, the last batch
+of each epoch has eight images, so one of the two ranks gets none. One run with three interruptions
 serves all tests of the result.
 """
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from .launch import TRAINER, alone, environment, finish, newest, ranks, torchrun
+from .launch import alone, environment, finish, newest, ranks, torchrun
 
-FLAGS = (
-    "--stem torchvision --epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
-    "--checkpoint-every 3"
-)
+FLAGS = "--epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 --checkpoint-every 3"
 STEPS = 4 * 5
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory, tiny_cifar10):
     folder = tmp_path_factory.mktemp("story")
-    command = (*TRAINER, "cifar10", "--data", tiny_cifar10, *FLAGS.split(), "--checkpoint-dir")
+    flags = ("--data", tiny_cifar10, *FLAGS.split(), "--checkpoint-dir")
+    command = ("-m", "trainer.narrow", "cifar10", *flags)
+    tests = {"PYTHONPATH": Path(__file__).parents[1]}
+    # Each step of a run to be interrupted takes this time.
+    slow = {**tests, "DDP_TEST_PAUSE": 0.3}
 
     # Uninterrupted runs need few checkpoints.
-    unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100)
+    unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100, **tests)
     assert finish(unbroken) == [0, 0], unbroken[0].stderr
 
     # A new Python shows how a process ends after the loss of its peer.
-    killed = ranks(*command, folder / "broken", new=0)
+    killed = ranks(*command, folder / "broken", new=0, **slow)
     killed[0].wait_for("checkpoint", step=3)
     killed[1].kill()
     killed_codes = finish(killed)
 
-    told = ranks(*command, folder / "broken")
+    told = ranks(*command, folder / "broken", **slow)
     told[0].wait_for("checkpoint", step=6)
     told[1].signal(signal.SIGTERM)
     told_codes = finish(told)
 
     launched = torchrun(
-        *command, folder / "broken", DDP_RESULT_FILE=folder / "result of the interrupted"
+        *command, folder / "broken", DDP_RESULT_FILE=folder / "result of the interrupted", **slow
     )
     launched.wait_for("checkpoint", step=12)
     launched.signal(signal.SIGTERM)
     launched_code = launched.finish()
 
-    last = ranks(*command, folder / "broken", "--checkpoint-every", 100)
+    last = ranks(*command, folder / "broken", "--checkpoint-every", 100, **tests)
     assert finish(last) == [0, 0], last[0].stderr
     return SimpleNamespace(**locals())
 
