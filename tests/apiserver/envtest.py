@@ -5,15 +5,15 @@ started beside it. This module depends on nothing of the operator but the versio
 """
 
 import base64
+import http.client
 import json
 import os
 import shutil
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +39,9 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
+# The API server takes its first part as the name of the field manager.
+USER_AGENT = "the-tests/1"
+
 
 class Answer(NamedTuple):
     """An answer: HTTP status, the object or Status as a dict, and the Warning headers."""
@@ -46,6 +49,40 @@ class Answer(NamedTuple):
     code: int
     body: dict[str, Any]
     warnings: list[str]
+
+
+class Connections:
+    """A connection to the API server for each thread.
+
+    A new connection takes longer than most requests.
+    """
+
+    def __init__(self, port: int, certificate: Path) -> None:
+        self._port = port
+        self._trusted = ssl.create_default_context(cafile=str(certificate))
+        self._own = threading.local()
+
+    def request(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        """Send a request. Raises OSError if the API server cannot be reached."""
+        known = getattr(self._own, "connection", None)
+        if known:
+            try:
+                return self._send(known, method, path, data, headers)
+            except (ConnectionError, ssl.SSLError, http.client.HTTPException):
+                # The API server has ended since, or it has closed an idle connection.
+                known.close()
+        new = http.client.HTTPSConnection(
+            "127.0.0.1", self._port, timeout=30, context=self._trusted
+        )
+        self._own.connection = new
+        return self._send(new, method, path, data, headers)
+
+    def _send(self, connection: http.client.HTTPSConnection, *request: Any) -> Answer:
+        connection.request(*request)
+        answer = connection.getresponse()
+        return Answer(answer.status, json.load(answer), answer.headers.get_all("Warning", []))
 
 
 def find_binaries() -> dict[str, str]:
@@ -170,19 +207,9 @@ class ApiServer:
         credentials: Mapping[str, str] = ADMIN,
     ) -> Answer:
         """Send one request, without strict validation. `credentials` are headers."""
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={**credentials, "Content-Type": content_type},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:
-                return Answer(
-                    answer.status, json.load(answer), answer.headers.get_all("Warning", [])
-                )
-        except urllib.error.HTTPError as refusal:
-            return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**credentials, "Content-Type": content_type, "User-Agent": USER_AGENT}
+        return self._connections.request(method, path, data, headers)
 
     def add_node(self, name: str, labels: Mapping[str, str], room: Mapping[str, str]) -> None:
         """Create a ready node with this room, without a kubelet."""
@@ -225,8 +252,8 @@ class ApiServer:
         return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "it", **named})
 
     @cached_property
-    def _trusted(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self.certificate))
+    def _connections(self) -> "Connections":
+        return Connections(self._port, self.certificate)
 
     # -- parts
 

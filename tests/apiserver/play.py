@@ -133,6 +133,14 @@ class Gate:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                super().setup()
+                self.upstream = gate._connection()
+
+            def finish(self) -> None:
+                self.upstream.close()
+                super().finish()
+
             def log_message(self, *_: Any) -> None:
                 pass
 
@@ -171,9 +179,15 @@ class Gate:
         else:
             self._pass_on(request, None)
 
+    def _connection(self) -> http.client.HTTPSConnection:
+        """Return a connection to the API server for one of the client: a new one takes longer."""
+        host, port = self._upstream.hostname, self._upstream.port
+        assert host
+        return http.client.HTTPSConnection(host, port, context=self._trusted)
+
     def _pass_on(
         self,
-        request: BaseHTTPRequestHandler,
+        request: Any,
         body: bytes | None,
         silent: bool = False,
         withheld: bool = False,
@@ -182,9 +196,7 @@ class Gate:
         request.close_connection = silent
         if withheld:
             return
-        upstream = http.client.HTTPSConnection(
-            self._upstream.hostname, self._upstream.port, context=self._trusted
-        )
+        upstream = request.upstream
         try:
             kept = {
                 k: v
@@ -205,10 +217,11 @@ class Gate:
             while piece := answer.read1(65536):
                 request.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             request.wfile.write(b"0\r\n\r\n")
-        except OSError:
-            request.close_connection = True
-        finally:
+            # The connection does not see the end of an answer that was read in pieces.
+            answer.close()
+        except (OSError, http.client.HTTPException):
             upstream.close()
+            request.close_connection = True
 
 
 class Cluster:

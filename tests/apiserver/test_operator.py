@@ -38,8 +38,8 @@ def test_a_job_from_apply_to_complete(cluster, an_operator):
     assert status.get("restarts", 0) == 0
     managers = cluster.managers("digits")
     assert {("ddpjob-operator", "status"), ("ddpjob-operator", "")} <= managers
-    # The test plays the user and the kubelet with Python's own client.
-    assert {manager for manager, _ in managers} == {"ddpjob-operator", "Python-urllib"}
+    # The test plays the user and the kubelet.
+    assert {manager for manager, _ in managers} == {"ddpjob-operator", "the-tests"}
 
 
 def test_a_failed_worker_restarts_the_gang_and_is_named(cluster, an_operator):
