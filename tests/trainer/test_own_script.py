@@ -34,8 +34,8 @@ def test_the_script_trains_on_two_nodes_and_resumes(client, tmp_path):
     steps, losses = client.metrics("train").curve("train", "loss")
     assert steps == [0, 50]
     assert losses[1] < losses[0]
-    # A longer run goes on after the checkpoint of step 50, also on one node.
-    job = submit(client, tmp_path, 120, nodes=1, **claim)
+    # A longer run goes on after the checkpoint of step 50.
+    job = submit(client, tmp_path, 120, **claim)
     assert job.succeeded, job.message
     assert client.metrics("train").curve("train", "loss")[0] == [100]
 

@@ -190,11 +190,14 @@ LISTED = [
 ]
 
 
+# The pods of a gang that has failed.
+OF_GANG = read_pods(a_pod(0, running()), a_pod(1, failed("x"), attempt=2))
+
+
 def decide_on_status(status):
     job = Job.from_dict(a_manifest(status=status, **LIMITS))
-    current = a_pod(1, failed("x"), attempt=2)
-    for pods in ((a_pod(0, running()), current), (current,)):
-        plan = decide(observe(job, read_pods(*pods), nodes={}, older_gang="ml/older"), NOW)
+    for pods in (OF_GANG, OF_GANG[1:]):
+        plan = decide(observe(job, pods, nodes={}, older_gang="ml/older"), NOW)
         plan.status.to_dict()
 
 

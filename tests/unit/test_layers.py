@@ -101,6 +101,7 @@ def modules(folder):
     return sorted(folder.rglob("*.py"))
 
 
+@cache
 def imports_of(path):
     """Return the absolute dotted names of a module's imports, also within functions."""
     package = path.relative_to(ROOT).with_suffix("").parts[1:-1]
@@ -114,7 +115,7 @@ def imports_of(path):
             module = ".".join([*base, node.module] if node.module else base)
             found.add(module)
             found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def package_of(parts):
@@ -124,6 +125,7 @@ def package_of(parts):
     return ".".join(parts[: 3 if has_packages else 2])
 
 
+@cache
 def own_package(path):
     return package_of(path.relative_to(ROOT).with_suffix("").parts[1:])
 
@@ -133,6 +135,7 @@ def packages_in(imported):
     return {package_of(tuple(name.split("."))) for name in imported} & PACKAGES
 
 
+@cache
 def docstring_of(package):
     distribution, *parts = package.split(".")
     folder = DISTRIBUTIONS[distribution].joinpath(*parts)

@@ -67,14 +67,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """A Python file: its path relative to the root, its lines and its syntax tree."""
+    """A Python file: its path relative to the root, its lines and the nodes of its syntax tree."""
 
     path: str
     lines: int
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
     def functions(self) -> Iterator[Function]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, Function):
                 yield node
 
@@ -90,7 +90,9 @@ def sources(folder: str) -> tuple[Source, ...]:
         path = file.relative_to(ROOT)
         if not any(part.startswith(".") for part in path.parts):
             text = file.read_text()
-            found.append(Source(str(path), len(text.splitlines()), ast.parse(text)))
+            # All checks share one walk through the tree.
+            nodes = tuple(ast.walk(ast.parse(text)))
+            found.append(Source(str(path), len(text.splitlines()), nodes))
     return tuple(found)
 
 
@@ -107,7 +109,7 @@ def docstrings_without_a_verb(source: Source) -> Iterator[str]:
 
 
 def docstrings_that_only_refer(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function | ast.ClassDef):
             docstring = ast.get_docstring(node) or ""
             if first_word(docstring) == "see" and len(docstring.splitlines()) == 1:
@@ -115,7 +117,7 @@ def docstrings_that_only_refer(source: Source) -> Iterator[str]:
 
 
 def docstrings_of_constants(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue

@@ -472,8 +472,10 @@ class Queue:
         self._put(name, {**body, "status": present})
 
     def _let_go(self, name: str) -> None:
-        body = self.versions[-1][name]
-        self._put(name, {**body, "metadata": {**body["metadata"], "finalizers": []}})
+        """Remove the finalizer. A finished Workload had none, so its deletion removed it."""
+        body = self.versions[-1].get(name)
+        if body:
+            self._put(name, {**body, "metadata": {**body["metadata"], "finalizers": []}})
 
 
 @dataclass
