@@ -207,7 +207,9 @@ class ApiServer:
         credentials: Mapping[str, str] = ADMIN,
     ) -> Answer:
         """Send one request, without strict validation. `credentials` are headers."""
-        data = None if body is None else json.dumps(body).encode()
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
         headers = {**credentials, "Content-Type": content_type, "User-Agent": USER_AGENT}
         return self._connections.request(method, path, data, headers)
 

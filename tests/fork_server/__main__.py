@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import pkgutil
 import socket
-import stat
 import sys
 import tempfile
 import threading
 from types import ModuleType
+
+import descriptors
 
 import ddp_trainer
 from ddpjob.agent import FOLDER, watch, worker
@@ -22,9 +23,6 @@ PRELOADED = ("torch.distributed.run", "torch._dynamo", "torch.utils.data", "PIL.
 # Variables that differ between tests, and are read only by the program itself.
 OWN_PREFIXES = ("PET_", "SM_", "SAGEMAKER_", "SLURM_", "STANDIN_", "PJRT_", "PYTEST_", "RDZV_")
 OWN_VARIABLES = {FOLDER, "PYTHON_EXEC", "PYTHONPATH"}
-
-# The descriptors of a spawned process.
-DESCRIPTORS = "FORK_SERVER_DESCRIPTORS"
 
 
 def main(descriptor: int) -> None:
@@ -39,24 +37,13 @@ def main(descriptor: int) -> None:
     arguments = request["arguments"]
     # Spawned processes of multiprocessing are forks too.
     multiprocessing.set_executable(os.path.join(os.environ.pop(FOLDER), "python"))
-    take_descriptors(request["process"])
+    descriptors.take(request["process"])
     sys.path[:0] = python_path()
     reason = why_not(arguments, server_variables)
     if reason:
         log(f"{reason}: {arguments}")
         os.execv(sys.executable, [sys.executable, *arguments])
     end(run(arguments))
-
-
-def take_descriptors(stand_in: int) -> None:
-    """Open the pipes that a spawned process of multiprocessing inherits, under their numbers."""
-    for name in os.environ.pop(DESCRIPTORS, "").split():
-        path = f"/proc/{stand_in}/fd/{name}"
-        access = os.O_WRONLY if os.lstat(path).st_mode & stat.S_IWUSR else os.O_RDONLY
-        opened = os.open(path, access)
-        if opened != int(name):
-            os.dup2(opened, int(name), inheritable=False)
-            os.close(opened)
 
 
 def import_modules() -> None:

@@ -4,27 +4,19 @@ OPERATOR: the folder with the package ddpjob. FOLDER: the one with the server's 
 """
 
 import os
-import stat
 import sys
-from contextlib import suppress
 
 _, operator, folder, *arguments = sys.argv
-sys.path.insert(0, operator)
+sys.path[:0] = operator, os.path.dirname(__file__)
+
+import descriptors  # noqa: E402
 
 from ddpjob.agent import FOLDER, launch  # noqa: E402
 
 
-def inherited_descriptors() -> list[int]:
-    """Return the descriptors passed on by the parent process. Python's own are not inheritable."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found
-
-
 def run_new_python() -> None:
+    # This process has the descriptors itself.
+    os.environ.pop(descriptors.VARIABLE, None)
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
@@ -32,11 +24,8 @@ def run_new_python() -> None:
 if "--multiprocessing-fork" in arguments:
     # The options before are those of the server.
     del arguments[: arguments.index("-c")]
-    descriptors = inherited_descriptors()
-    # A fork can open pipes by their descriptors here, but not sockets.
-    if not all(stat.S_ISFIFO(os.fstat(each).st_mode) for each in descriptors):
+    if not descriptors.offer():
         run_new_python()
-    os.environ["FORK_SERVER_DESCRIPTORS"] = " ".join(map(str, descriptors))
 elif any(word.startswith("from multiprocessing.") for word in arguments):
     run_new_python()
 

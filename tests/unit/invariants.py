@@ -126,9 +126,9 @@ def pods_are_created_only_for_a_job_that_may_run(world):
 def the_first_pods_come_only_when_no_default_queue_takes_the_job(world):
     for turn in world.turns:
         observed = turn.observed
-        if turn.plan.new_pods and not observed.pods and not observed.status.attempts:
-            may_be_taken = observed.queue is None and observed.kueue is ApiState.SERVED
-            assert not may_be_taken or observed.has_default_queue is False
+        is_first = turn.plan.new_pods and observed.status.attempt.number is None
+        if is_first and observed.queue is None and observed.kueue is ApiState.SERVED:
+            assert observed.has_default_queue is False
 
 
 # A restart is counted exactly once

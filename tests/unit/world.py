@@ -45,7 +45,7 @@ from ddpjob.core.api.names import (
     pod_name,
 )
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.status import Status, is_transition
+from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
@@ -600,8 +600,7 @@ class Operator:
         if not turn.changes_the_status:
             acts = plan.new_pods or plan.assign or plan.delete_job or plan.place or plan.join_queue
             return self._read_job() if acts else True
-        acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job or plan.place
-        if self.throttled and not acts and not is_transition(turn.observed.status, plan.status):
+        if self.throttled and plan.only_reports_progress(turn.observed.status):
             return False
         if not self._read_job():
             return False

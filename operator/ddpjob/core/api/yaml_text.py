@@ -1,7 +1,6 @@
-"""Read YAML with the parser in C, where PyYAML has it: it takes a tenth of the time.
+"""Read YAML with the parser in C: it takes a tenth of the time.
 
-For files of the package, and for what the operator itself writes. ddpjob.jobs.documents reads the
-manifests of users.
+This is for files written by this project. ddpjob.jobs.documents reads the manifests of users.
 """
 
 from collections.abc import Iterator
@@ -14,10 +13,13 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(text: str) -> Any:
-    """Return the one document of a text. Raises yaml.YAMLError if it has no or several."""
+    """Return the document of a text, or None if it is empty.
+
+    Raises yaml.YAMLError for invalid YAML and for several documents.
+    """
     return yaml.load(text, Loader)
 
 
 def load_all_yaml(text: str) -> Iterator[Any]:
-    """Return the documents of a text. Raises yaml.YAMLError when it comes to a mistake."""
+    """Yield the documents of a text. Raises yaml.YAMLError for invalid YAML."""
     return yaml.load_all(text, Loader)
