@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from . import hostile
 from .builders import digits_with_checkpoints
 from .cluster import CONTROL_PLANE, WORKERS, Cluster
 from .commands import CommandFailed, Object, run, wait_until
@@ -121,6 +122,8 @@ class Soak:
 
     cluster: Cluster
     dice: random.Random
+    # The namespace of others.
+    hostile: Namespace
     running: list[SoakJob] = field(default_factory=list)
     ended: list[SoakJob] = field(default_factory=list)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
@@ -286,6 +289,18 @@ def uncordon_worker(soak: Soak) -> None:
     soak.cluster.kubectl("uncordon", VICTIM)
 
 
+def hostile_faults() -> tuple[Fault, ...]:
+    """Return a fault without a cost for each kind of hostile object."""
+
+    def fault(name: str, act: hostile.Act) -> Fault:
+        def run_act(soak: Soak, job: SoakJob) -> None:
+            act(job.namespace, JOB, soak.hostile)
+
+        return Fault(name, NOTHING, run_act)
+
+    return tuple(fault(name, act) for name, act in hostile.ACTS.items())
+
+
 FAULTS = (
     Fault("rank killed", FAILURE, kill_rank),
     Fault("rank stopped", DISRUPTION, stop_rank),
@@ -298,6 +313,7 @@ FAULTS = (
     Fault("worker frozen", DISRUPTION, freeze_worker, of_node=True, undo=thaw_worker),
     Fault("worker restarted", DISRUPTION, restart_worker, of_node=True),
     Fault("worker drained", ANNOUNCED, drain_worker, of_node=True, undo=uncordon_worker),
+    *hostile_faults(),
 )
 
 
@@ -390,13 +406,14 @@ def main() -> int:
     cluster.up()
     on_survivor = {r"nodeSelector.kubernetes\.io/hostname": SURVIVOR}
     cluster.install(deadNodeSeconds=str(DEAD_NODE_SECONDS), **on_survivor)
-    soak = Soak(cluster, random.Random(options.seed))
+    others = Namespace(cluster, f"hostile-{time.time_ns():x}")
+    soak = Soak(cluster, random.Random(options.seed), others)
     try:
         soak_for(soak, options.minutes)
     finally:
         print(report(soak, options.minutes, options.seed))
-        for job in (*soak.running, *soak.ended):
-            job.namespace.delete()
+        for namespace in (others, *(job.namespace for job in (*soak.running, *soak.ended))):
+            namespace.delete()
         if not keep:
             cluster.delete()
     return int(any(job.problems for job in soak.ended) or not soak.ended)

@@ -14,7 +14,7 @@ from typing import IO
 from ddpjob.local.config_maps import ConfigMaps
 
 # Files and folders replaced by a new run of a job. The claims stay, as they do in a cluster.
-REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml", "job.yaml")
+REPLACED = ("pods", "logs", "metrics.jsonl", "status.yaml", "job.yaml")
 
 # The process of a run holds a lock on this file. The file contains its process ID.
 LOCK = ".lock"
@@ -48,10 +48,6 @@ class RunFiles:
     @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
-
-    @property
-    def curve(self) -> Path:
-        return self.folder / "curve.png"
 
     @property
     def status(self) -> Path:

@@ -16,9 +16,9 @@ DESCRIPTION = """\
 Train a model with one process, with all processes of a machine, or as a DDPJob. The command line is
 the same:
 
-  python -m ddp_trainer digits --epochs 20
-  torchrun --standalone --nproc-per-node 2 -m ddp_trainer digits --epochs 20
-  args: [-m, ddp_trainer, digits, --epochs, "20"]        (in the DDPJob's spec)
+  python -m ddp_trainer digits --epochs 10
+  torchrun --standalone --nproc-per-node 2 -m ddp_trainer digits --epochs 10
+  args: [-m, ddp_trainer, digits, --epochs, "10"]        (in the DDPJob's spec)
 
 `ddp-trainer launch --help` describes how to start any script on SageMaker or Slurm. `ddp-trainer
 checkpoints --help` and `ddp-trainer export --help` describe how to list checkpoints, and how to

@@ -49,7 +49,7 @@ from ddpjob.local.manifest import (
 )
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_whole
 from ddpjob.local.sizes import Overrides
-from ddpjob.show.curves import save_figure
+from ddpjob.show.curves import has_curves
 from ddpjob.show.display import Display
 from ddpjob.show.text import LABEL_WIDTH
 
@@ -342,25 +342,20 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
         display.summary(Status(), {"Logs": f"{files.logs}/"})
         return SIGNAL_BASE + stopped.number
     metrics.end_time = time.time()
-    # Print the summary. The run has ended, so a full disk must not hide its result.
     paths = {"Logs": f"{files.logs}/"}
     if metrics.events:
         paths["Metrics"] = str(files.metrics)
-    try:
-        if save_figure({manifest.job.name: metrics}, manifest.job.name, files.curve):
-            paths["Curve"] = str(files.curve)
-    except OSError as error:
-        display.note(f"cannot write {error.filename}: {error.strerror}")
     display.summary(status, paths)
     if status.reason == Reason.MAX_RESTARTS and not sets_restarts(manifest.document):
         display.note(NO_RESTARTS)
-    display.next(_next_commands(status, files, has_curve="Curve" in paths))
+    can_plot = has_curves({manifest.job.name: metrics})
+    display.next(_next_commands(status, files, can_plot=can_plot))
     return status.exit_code
 
 
-def _next_commands(status: Status, files: RunFiles, *, has_curve: bool) -> dict[str, str]:
+def _next_commands(status: Status, files: RunFiles, *, can_plot: bool) -> dict[str, str]:
     """Return useful commands after a run, each with a description."""
     pod = status.last_failure.pod
     if status.exit_code and pod:
         return {f"less {quote(str(files.log(pod)))}": "shows the output of the failure"}
-    return {f"ddpjob plot {quote(str(files.folder))}": "draws its curves"} if has_curve else {}
+    return {f"ddpjob plot {quote(str(files.folder))}": "draws its curves"} if can_plot else {}
