@@ -38,11 +38,15 @@ class Access:
 
 
 class Client:
-    """One persistent HTTP connection. A refused request raises RuntimeError with the answer."""
+    """One persistent HTTP connection.
+
+    A refused request raises RuntimeError with the answer. So does one without an answer: an
+    overloaded API server closes the connection.
+    """
 
     def __init__(self, access: Access) -> None:
         self._http = http.client.HTTPSConnection(
-            access.host, access.port, context=access.tls(), timeout=60
+            access.host, access.port, context=access.tls(), timeout=300
         )
         self._http.connect()
         self._used = time.monotonic()
@@ -60,8 +64,12 @@ class Client:
         if time.monotonic() - self._used > REOPEN_AFTER_SECONDS:
             self._http.close()
         self._used = time.monotonic()
-        self._http.request(method, path, body, {**self._headers, "Content-Type": kind})
-        response = self._http.getresponse()
+        try:
+            self._http.request(method, path, body, {**self._headers, "Content-Type": kind})
+            response = self._http.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self._http.close()
+            raise RuntimeError(f"{method} {path}: {error}") from error
         if response.status >= 400:
             text = response.read()[:500].decode()
             raise RuntimeError(f"{method} {path}: {response.status} {text}")

@@ -92,13 +92,12 @@ def test_sent_code_has_a_fast_start_in_each_attempt(fast, port, tmp_path):
     assert found.log.count("['config.json']\n") == 4
 
 
-def test_an_attempt_that_ends_while_torch_is_imported_leaves_nothing(fast, port):
+def test_an_attempt_ended_in_the_import_leaves_nothing_and_a_dead_zygote_ends_the_pod(fast, port):
     found = fast()
     found.wait_for("attempt 0 begins")
     found.assign(1, ranks=2, flags=flags(port), grace=0)
     wait_for_ranks(found, 1)
     assert "of attempt 0" not in found.log
-    # A zygote that dies ends the pod.
     os.kill(zygote_of(found), signal.SIGKILL)
     assert found.end() != 0
     assert (found.report["cause"], found.report["exception"]) == ("Failure", "SIGKILL")

@@ -65,7 +65,10 @@ class Connections:
     def request(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        """Send a request. Raises OSError if the API server cannot be reached."""
+        """Send a request. Raises OSError if the API server cannot be reached.
+
+        A request without an answer on a kept connection is sent again, so it may take effect twice.
+        """
         known = getattr(self._own, "connection", None)
         if known:
             try:
@@ -254,7 +257,7 @@ class ApiServer:
         return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "it", **named})
 
     @cached_property
-    def _connections(self) -> "Connections":
+    def _connections(self) -> Connections:
         return Connections(self._port, self.certificate)
 
     # -- parts

@@ -3,17 +3,20 @@
 Each act waits until its objects have had their effect, and removes them.
 """
 
+import time
 from collections.abc import Callable
 
-from ddpjob.core.api.names import INSTALLATION_LEASE
+from ddpjob.core.api.names import INSTALLATION_LEASE, LABEL_ATTEMPT
 
 from .builders import job
 from .cluster import TRAINER
 from .commands import Object, wait_until
 from .namespace import Namespace
 
-# The label of all pods made here.
+# The label of all pods made here, and their finalizer: the garbage collector deletes pods without
+# an owner, and they must fail before they go.
 HOSTILE = "ddpjob-test/hostile"
+HOLD = "ddpjob-test/hold"
 
 # A wrong value for each compared field of a pod's owner.
 WRONG_OWNERS = {
@@ -64,16 +67,16 @@ def mark_of_another_installation(victim: Namespace, name: str, hostile: Namespac
         "metadata": {"name": INSTALLATION_LEASE},
         "spec": {"holderIdentity": "elsewhere/another", "leaseDurationSeconds": 3600},
     }
-    hostile.kubectl("delete", "lease", INSTALLATION_LEASE, "--ignore-not-found")
-    hostile.apply(mark, job(name, "-c", "pass"))
+    # The operator trusts its own mark of a namespace for a minute, so this one is new.
+    marked = Namespace(hostile.cluster, f"marked-{time.time_ns():x}")
+    marked.apply(mark, job(name, "-c", "pass"))
 
     def is_told() -> bool:
-        return "elsewhere/another" in hostile.kubectl("get", "events")
+        return "elsewhere/another" in marked.kubectl("get", "events")
 
     wait_until("an event names the other installation", is_told, SECONDS)
-    assert not hostile.status(name), "a job of another installation has a status"
-    hostile.kubectl("delete", "ddpjob", name)
-    hostile.kubectl("delete", "lease", INSTALLATION_LEASE)
+    assert not marked.status(name), "a job of another installation has a status"
+    marked.delete()
 
 
 ACTS: dict[str, Act] = {
@@ -92,8 +95,9 @@ def copy(pod: Object, name: str, attempt: int) -> Object:
         "kind": "Pod",
         "metadata": {
             "name": name,
-            "labels": {**labels, "ddpjob.dev/attempt": str(attempt), HOSTILE: "true"},
+            "labels": {**labels, LABEL_ATTEMPT: str(attempt), HOSTILE: "true"},
             "annotations": pod["metadata"].get("annotations", {}),
+            "finalizers": [HOLD],
             "ownerReferences": [dict(owner) for owner in pod["metadata"]["ownerReferences"]],
         },
         "spec": {
@@ -111,18 +115,23 @@ def copy(pod: Object, name: str, attempt: int) -> Object:
 
 
 def attempt_of_pod(pod: Object) -> int:
-    return int(pod["metadata"]["labels"]["ddpjob.dev/attempt"])
+    return int(pod["metadata"]["labels"][LABEL_ATTEMPT])
 
 
 def let_fail(namespace: Namespace, pods: list[Object]) -> None:
-    """Create pods, and wait until each has failed. The garbage collector may delete it first."""
+    """Create pods, wait until each has failed, and delete them."""
 
     def have_failed() -> bool:
         found = namespace.cluster.read.pods(namespace.name, HOSTILE)
-        return all(pod["status"].get("phase") == "Failed" for pod in found)
+        phases = [pod["status"].get("phase") for pod in found]
+        return phases == ["Failed"] * len(pods)
 
     namespace.apply(*pods)
     try:
         wait_until("the pods of others have failed", have_failed, SECONDS)
     finally:
+        for pod in pods:
+            release = '{"metadata": {"finalizers": null}}'
+            name = pod["metadata"]["name"]
+            namespace.kubectl("patch", "pod", name, "--type=merge", "--patch", release)
         namespace.kubectl("delete", "pods", "--selector", HOSTILE, "--wait=false")

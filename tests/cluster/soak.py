@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from . import hostile
 from .builders import digits_with_checkpoints
@@ -289,16 +290,8 @@ def uncordon_worker(soak: Soak) -> None:
     soak.cluster.kubectl("uncordon", VICTIM)
 
 
-def hostile_faults() -> tuple[Fault, ...]:
-    """Return a fault without a cost for each kind of hostile object."""
-
-    def fault(name: str, act: hostile.Act) -> Fault:
-        def run_act(soak: Soak, job: SoakJob) -> None:
-            act(job.namespace, JOB, soak.hostile)
-
-        return Fault(name, NOTHING, run_act)
-
-    return tuple(fault(name, act) for name, act in hostile.ACTS.items())
+def be_hostile(act: hostile.Act, soak: Soak, job: SoakJob) -> None:
+    act(job.namespace, JOB, soak.hostile)
 
 
 FAULTS = (
@@ -313,7 +306,7 @@ FAULTS = (
     Fault("worker frozen", DISRUPTION, freeze_worker, of_node=True, undo=thaw_worker),
     Fault("worker restarted", DISRUPTION, restart_worker, of_node=True),
     Fault("worker drained", ANNOUNCED, drain_worker, of_node=True, undo=uncordon_worker),
-    *hostile_faults(),
+    *(Fault(name, NOTHING, partial(be_hostile, act)) for name, act in hostile.ACTS.items()),
 )
 
 

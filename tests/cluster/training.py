@@ -12,7 +12,7 @@ from .namespace import Namespace
 JOB = "digits"
 
 # Epochs of a training longer than most faults, and of one long enough for a fault that comes at
-# once. It needs eight to find 97 % of the digits.
+# once. A training needs eight epochs to find 97 % of the digits.
 LONG = 20
 SHORT = 10
 

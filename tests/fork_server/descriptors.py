@@ -32,6 +32,8 @@ def _inherited() -> list[int]:
 def take(stand_in: int) -> None:
     """Open the pipes named by the stand-in with this process id, under their numbers."""
     for name in os.environ.pop(VARIABLE, "").split():
+        if os.path.lexists(f"/proc/self/fd/{name}"):
+            raise OSError(f"descriptor {name} of the spawned process is open in the fork already")
         path = f"/proc/{stand_in}/fd/{name}"
         access = os.O_WRONLY if os.lstat(path).st_mode & stat.S_IWUSR else os.O_RDONLY
         opened = os.open(path, access)

@@ -20,12 +20,13 @@ def run_new_python() -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-# A spawned process of multiprocessing takes descriptors from this one. Its helpers need no torch.
+# A spawned process of multiprocessing takes descriptors from this one.
 if "--multiprocessing-fork" in arguments:
-    # The options before are those of the server.
+    # The options of Python come before -c. The server was started with the same ones.
     del arguments[: arguments.index("-c")]
     if not descriptors.offer():
         run_new_python()
+# Its resource tracker and its own fork server need no torch.
 elif any(word.startswith("from multiprocessing.") for word in arguments):
     run_new_python()
 

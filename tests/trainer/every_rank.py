@@ -121,12 +121,19 @@ class Launcher:
     def _fork(self, variables: list[dict[str, str]], folder: Path) -> list[int]:
         """Return the exit codes of a fork for each of these sets of variables."""
         request = {"folder": str(folder), "variables": variables}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
         limit = Timer(launch.DEADLINE, self.process.kill)
+        limit.daemon = True
         limit.start()
-        line = self.process.stdout.readline()
-        limit.cancel()
-        return json.loads(line or "[]")
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            limit.cancel()
+        assert line, f"the launcher of {self.module} ended, or took {launch.DEADLINE} s"
+        codes: list[int] = json.loads(line)
+        return codes
 
     def close(self) -> None:
         self.process.kill()

@@ -18,8 +18,13 @@ import torch.distributed as dist
 from ddp_trainer.ranks.group import process_group
 from ddpjob.agent import worker
 
-from . import every_rank
-from .every_rank import FUNCTIONS, GROUP_IS_GONE, PRELOADED, threads
+from .every_rank import (
+    FUNCTIONS,
+    GROUP_IS_GONE,
+    PRELOADED,
+    threads,
+    threads_before_the_group,
+)
 
 
 def serve(module: str) -> None:
@@ -57,7 +62,7 @@ def run(module: str, folder: Path) -> None:
     importlib.import_module(module)
     torch.set_num_threads(1)
     functions = FUNCTIONS[module]
-    every_rank.threads_before_the_group.update(threads())
+    threads_before_the_group.update(threads())
     with process_group(device="cpu", tune_cpu=True) as runtime:
         outcome = {name: function(runtime) for name, function in functions.items()}
         rank = runtime.rank

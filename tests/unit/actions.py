@@ -162,7 +162,8 @@ def user_chooses_another_queue(world: World, choice: int) -> None:
 
 def user_loses_the_label_of_the_default_queue(world: World, choice: int) -> None:
     """Replace the job by a manifest without a queue, as `kubectl replace` does."""
-    if world.job.queue == DEFAULT_QUEUE:
+    queue = world.job.queue
+    if queue and queue.name == DEFAULT_QUEUE:
         world.move_job("")
 
 

@@ -43,7 +43,7 @@ HISTORIES = {"dev": (1, 100), "ci": (8, 250), "soak": (50, 2_000)}
 PARTS, PER_PART = HISTORIES[PROFILE]
 
 
-# Each of these is drawn about as often as any other.
+# Each kind is drawn about as often as any other.
 KINDS = (
     ORDINARY,
     ORDINARY,
@@ -54,7 +54,7 @@ KINDS = (
     OF_QUEUES,
     ORDINARY * 3 + RARE,
 )
-ACTIONS = [action for kind in KINDS for action in kind * (100 // len(kind))]
+ACTIONS = [action for kind in KINDS for action in kind * round(500 / len(kind))]
 # One draw of an action with its number takes less time than a draw of the kind, one of the action
 # and one of the number.
 STEPS = st.lists(st.sampled_from([*product(ACTIONS, range(12))]), min_size=15, max_size=60)

@@ -146,7 +146,7 @@ def is_folder(path: Path) -> bool:
 
 
 def remove_locks(env: Mapping[str, str]) -> None:
-    """Remove the locks of torch.utils.cpp_extension (FileBaton). Nobody else would release them."""
+    """Remove the locks of torch.utils.cpp_extension (FileBaton). No other process releases them."""
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Its folders are named by the versions of Python and CUDA.
     locks = list(Path(cache, "torch_extensions").glob("*/*/lock"))

@@ -18,7 +18,7 @@ def main(args: list[str]) -> None:
     code = run(args)
     sys.stdout.flush()
     sys.stderr.flush()
-    # torch takes half a second to clean up, and the next attempt would wait for it.
+    # torch takes half a second to clean up. The next attempt, or the end of the pod, would wait.
     os._exit(code)
 
 

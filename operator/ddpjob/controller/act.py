@@ -381,7 +381,7 @@ class Actor:
         return sorted(found)
 
     async def _keep(self, job: Job, existing: list[str]) -> float:
-        """Decide again with the existing pods. Report pods whose labels somebody has changed."""
+        """Decide again with the existing pods. Report pods with changed labels."""
         own = {
             pod.name
             for pod in self.cache.pods_of(job.identity)

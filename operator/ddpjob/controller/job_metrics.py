@@ -98,7 +98,7 @@ def _line(name: str, values: Iterable[str], value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the value of a label. Somebody may have changed a status."""
+    """Return the value of a label. A user may have changed a status."""
     text = text.replace("\\", r"\\")
     text = text.replace("\n", r"\n")
     return text.replace('"', r"\"")

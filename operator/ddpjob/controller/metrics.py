@@ -102,7 +102,7 @@ class Metrics:
         # Time found later to be no training has been counted already, as training.
         passed[Activity.STARTING] += min(passed[Activity.TRAINING], 0)
         for activity, seconds in passed.items():
-            # Somebody may have changed the status.
+            # A user may have changed the status.
             self.seconds.labels(str(activity)).inc(max(seconds, 0))
 
     def count_request(self, request: AnyRequest, status: int) -> None:

@@ -141,7 +141,7 @@ class Reconciler:
             return
         observation = self._observe(seen.value.unpack())
         if observation.status_is_behind:
-            # A newer status exists, or somebody has changed the status.
+            # A newer status exists, or a user has changed the status.
             if not await self.actor.read_if_current(seen):
                 self.queue.add(key)
                 return
@@ -155,7 +155,7 @@ class Reconciler:
     async def _say_why_not_served(self, job: Job) -> bool:
         """Say in an event why nothing happens. The status belongs to the other installation.
 
-        Return False if nothing has to happen: the job has finished, or somebody else manages it.
+        Return False if nothing has to happen: the job has finished or has another controller.
         """
         if job.status.finished or job.managed_by != names.CONTROLLER:
             return False

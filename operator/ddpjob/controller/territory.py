@@ -163,7 +163,7 @@ class Territory:
         )
 
     async def _claim(self, namespace: str, found: Mapping[str, Any] | None) -> bool:
-        """Write the mark if it is this installation's or nobody's any more.
+        """Write the mark if it is this installation's or has no holder any more.
 
         `found` is the Lease as it was just read.
         """

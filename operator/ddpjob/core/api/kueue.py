@@ -120,7 +120,7 @@ class Workload:
 
     - `job_uid`: UID of the owning job. `count`: the number of requested nodes.
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
-    - `has_quota`: Kueue has reserved quota for it, and nobody has given the quota back.
+    - `has_quota`: Kueue has reserved quota for it, and the quota is not given back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
     - `checks`: its admission checks that are not ready, with their words.
     - `topology`: the kind and the label of the requested topology, if any.

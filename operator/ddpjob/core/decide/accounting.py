@@ -105,7 +105,7 @@ def _move_untrained(ended: EndedAttempt, seconds: dict[str, int]) -> EndedAttemp
     training = seconds.get(Activity.TRAINING, 0)
     starting = seconds.get(Activity.STARTING, 0)
     moved = untrained - (ended.untrained_seconds or 0)
-    # Seconds are rounded, and somebody may have changed the status.
+    # Seconds are rounded, and a user may have changed the status.
     moved = min(moved, training)
     moved = max(moved, -starting)
     if moved:

@@ -152,7 +152,7 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
     status = obs.status
     message = f"the job was taken up again: spec.retries is {spec.lifecycle.retries}"
     conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
-    # Pods left alone may have gone on, and somebody may have restored an old status.
+    # Pods left alone may have gone on, and a user may have restored an old status.
     newest = max((pod.attempt for pod in obs.pods), default=0)
     running_time = status.attempt.running_time
     if running_time is None and obs.current and obs.all_run:

@@ -401,7 +401,7 @@ def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 
 RULES: tuple[Rule, ...] = (
-    status_is_behind,  # Somebody changed the status: go on with what the pods show.
+    status_is_behind,  # A user changed the status: go on with what the pods show.
     job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
     job_is_finished,  # Any other finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a succeeded node cannot be lost any more.

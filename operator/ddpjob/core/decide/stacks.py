@@ -58,8 +58,8 @@ def read_stacks(text: str) -> dict[int, list[Frame]]:
 def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
     """Return the outlier ranks, or None if there are none.
 
-    Of two groups of equal size, choose the one that waits for nobody, then the one in the lowest
-    step. `steps` has the last step of ranks, as far as it is known.
+    Of two groups of equal size, choose the one that waits for no other rank, then the one in the
+    lowest step. `steps` has the last step of ranks, as far as it is known.
     """
     groups = _group_ranks(stacks)
     if len(groups) < 2:

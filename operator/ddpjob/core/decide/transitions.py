@@ -98,7 +98,7 @@ def selector_of(job: Job) -> str:
 
 
 def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Continue with the newest attempt that has pods, after somebody has changed the status.
+    """Continue with the newest attempt that has pods, after a user has changed the status.
 
     A missing pod counts as lost, since it is not known whether it was created.
     """

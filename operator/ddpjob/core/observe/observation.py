@@ -305,7 +305,7 @@ class Observation:
     def status_is_behind(self) -> bool:
         """Return True if a pod belongs to a later attempt than the status knows.
 
-        The API server then holds a newer status, unless somebody has changed the status.
+        The API server then holds a newer status, unless a user has changed the status.
         """
         newest = -1 if self.status.attempt.number is None else self.status.attempt.number
         return any(pod.attempt > newest for pod in self.pods)

@@ -128,7 +128,7 @@ def _render_shape(job: Job, settings: Settings, constraints: Constraints | None)
 def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
     """Return the ConfigMap with the agent's files for the jobs of a namespace.
 
-    The Lease of the namespace owns it; without one, nobody does.
+    The Lease of the namespace owns it; without one, it has no owner.
     """
     text = _template("agent.yaml.j2").render(
         namespace=namespace,
