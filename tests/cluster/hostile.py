@@ -54,7 +54,7 @@ def pods_with_a_wrong_owner(victim: Namespace, name: str, hostile: Namespace) ->
 
 def failing_namesake(victim: Namespace, name: str, hostile: Namespace) -> None:
     """Let a job of the same name fail in another namespace."""
-    hostile.apply(job(name, "-c", "raise SystemExit(1)", failurePolicy={"maxRestarts": 0}))
+    hostile.apply(job(name, "-m", "no_such_module", failurePolicy={"maxRestarts": 0}))
     wait_until("the namesake fails", lambda: hostile.status(name).get("phase") == "Failed", SECONDS)
     hostile.kubectl("delete", "ddpjob", name)
 
@@ -69,7 +69,7 @@ def mark_of_another_installation(victim: Namespace, name: str, hostile: Namespac
     }
     # The operator trusts its own mark of a namespace for a minute, so this one is new.
     marked = Namespace(hostile.cluster, f"marked-{time.time_ns():x}")
-    marked.apply(mark, job(name, "-c", "pass"))
+    marked.apply(mark, job(name, "-m", "this"))
 
     def is_told() -> bool:
         return "elsewhere/another" in marked.kubectl("get", "events")

@@ -12,6 +12,7 @@ from builders import NOW, changed
 from world import Turn, World
 
 from ddpjob.core.api.conditions import stamp_conditions
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
@@ -129,6 +130,15 @@ def the_first_pods_come_only_when_no_default_queue_takes_the_job(world):
         is_first = turn.plan.new_pods and observed.status.attempt.number is None
         if is_first and observed.queue is None and observed.kueue is ApiState.SERVED:
             assert observed.has_default_queue is False
+
+
+def a_lost_label_of_the_default_queue_gives_no_room_back(world):
+    for turn in world.turns:
+        observed = turn.observed
+        has_place = observed.workload and observed.workload.queue == DEFAULT_QUEUE
+        may_lose_it = observed.job.spec.lifecycle.suspended or observed.refusal
+        if observed.queue is None and observed.has_default_queue and has_place and not may_lose_it:
+            assert not turn.plan.status.message.startswith("leaves the queue")
 
 
 # A restart is counted exactly once
@@ -302,6 +312,10 @@ def every_status_has_a_phase_a_reason_and_the_generation(world):
         if job.deleting:
             assert turn.plan.status == job.status
             continue
+        if turn.observed.has_default_queue is None and not job.status.phase:
+            # A new job has no status until the operator has read the queues.
+            assert status.phase in ("", Phase.PENDING)
+            continue
         assert status.phase in set(Phase)
         assert status.reason
         assert status.message
@@ -361,6 +375,7 @@ INVARIANTS = (
     only_members_of_the_attempt_get_its_assignment,
     pods_are_created_only_for_a_job_that_may_run,
     the_first_pods_come_only_when_no_default_queue_takes_the_job,
+    a_lost_label_of_the_default_queue_gives_no_room_back,
     attempts_and_counters_never_decrease,
     a_restart_costs_one_and_everything_else_costs_nothing,
     a_budget_is_never_exceeded,
