@@ -296,7 +296,8 @@ def be_hostile(act: hostile.Act, soak: Soak, job: SoakJob) -> None:
 
 FAULTS = (
     Fault("rank killed", FAILURE, kill_rank),
-    Fault("rank stopped", DISRUPTION, stop_rank),
+    # Its agent answers, so the pod is not lost: the rank hangs.
+    Fault("rank stopped", FAILURE, stop_rank),
     Fault("pod deleted", DISRUPTION, delete_pod),
     Fault("pod deleted by force", DISRUPTION, force_delete_pod),
     Fault("job suspended and resumed", FREE, suspend_and_resume),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
@@ -80,11 +81,11 @@ def test_a_script_finds_the_files_of_its_folder(tmp_path, way):
     assert (folder / "out").is_dir()
 
 
-# Without an index of packages: the setup writes a module to where pip would install it.
-SETUP = """
+# pip needs no index of packages for a wheel. The test has written it beside the script.
+WHEEL = "installed-1-py3-none-any.whl"
+SETUP = f"""
+pip install --no-index {WHEEL}
 pip --version
-folder=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo "SIZE = $(cat size)" > "$folder/installed.py"
 """
 
 IN_AN_ENVIRONMENT = """
@@ -97,11 +98,25 @@ print("found", installed.SIZE, torch.__name__, sys.prefix, flush=True)
 """
 
 
+def write_wheel(path, module):
+    """Write the wheel of a package with one module, `installed`."""
+    files = {
+        "installed.py": module,
+        "installed-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: installed\nVersion: 1\n",
+        "installed-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n",
+    }
+    record = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+        wheel.writestr("installed-1.dist-info/RECORD", record)
+
+
 def test_a_setup_installs_into_an_environment_of_the_run(tmp_path):
     project = tmp_path / "my project"
     project.mkdir()
     (project / "train.py").write_text(IN_AN_ENVIRONMENT)
-    (project / "size").write_text("7")
+    write_wheel(project / WHEEL, "SIZE = 7\n")
     script = ["--script", str(project / "train.py"), "--code", str(project), "--nodes", "2"]
     manifest = project / "job.yaml"
     # The setup lasts until the status has shown it as running.
@@ -121,7 +136,7 @@ def test_a_setup_installs_into_an_environment_of_the_run(tmp_path):
     for pod in ("train-0-0", "train-0-1"):
         environment = tmp_path / "my runs" / "train" / "pods" / pod / "environment"
         assert f"found 7 torch {environment}" in done
-        assert f"from {environment}" in done
+        assert list(environment.glob("lib/python*/site-packages/installed.py"))
 
 
 def test_a_setup_runs_on_this_machine_only_if_that_is_asked_for(tmp_path):

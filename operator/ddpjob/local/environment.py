@@ -8,31 +8,35 @@ from subprocess import CalledProcessError
 
 # The path of Python may have spaces, but the first line of a script cannot contain such a path. pip
 # writes its scripts in the same form.
-TORCHRUN = """\
+PROGRAM = """\
 #!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''
-from torch.distributed.run import main
+from {module} import main
 
-main()
+raise SystemExit(main())
 """
 
+TORCHRUN = "torch.distributed.run"
+PIP = "pip._internal.cli.main"
 
 NO_PIP = (
-    "cannot make a virtual environment for spec.setup, since this Python has no ensurepip; on "
-    "Debian and Ubuntu, install python3-venv"
+    "cannot make a virtual environment for spec.setup, since this Python has neither pip nor "
+    "ensurepip; on Debian and Ubuntu, install python3-venv"
 )
 
 
 def create_environment(folder: Path) -> None:
-    """Make a virtual environment with the packages of this Python and a torchrun of its own.
+    """Make a virtual environment with the packages of this Python, and its own torchrun and pip.
 
     Packages installed into it come first. Raises OSError.
     """
-    if find_spec("ensurepip") is None:
+    # To install another copy of pip takes six seconds of CPU time.
+    has_pip = find_spec("pip") is not None
+    if not has_pip and find_spec("ensurepip") is None:
         raise OSError(NO_PIP)
     try:
-        venv.EnvBuilder(symlinks=True, with_pip=True).create(folder)
+        venv.EnvBuilder(symlinks=True, with_pip=not has_pip).create(folder)
     except CalledProcessError as error:
         words = (error.output or b"").decode(errors="replace").strip()
         raise OSError(f"cannot install pip into {folder}: {words[-200:]}") from error
@@ -43,6 +47,10 @@ def create_environment(folder: Path) -> None:
     # Unlike a path in this file, `addsitedir` also reads the .pth files there.
     lines = [f"import site; site.addsitedir({parent!r})\n" for parent in parents]
     (packages / "packages-of-parent.pth").write_text("".join(lines))
-    torchrun = folder / "bin" / "torchrun"
-    torchrun.write_text(TORCHRUN.format(python=folder / "bin" / "python"))
-    torchrun.chmod(0o755)
+    programs = {"torchrun": TORCHRUN}
+    if has_pip:
+        programs |= {"pip": PIP, "pip3": PIP}
+    for name, module in programs.items():
+        program = folder / "bin" / name
+        program.write_text(PROGRAM.format(python=folder / "bin" / "python", module=module))
+        program.chmod(0o755)
