@@ -16,10 +16,11 @@ EXIT_BARRIER_SECONDS = 365 * 86400.0
 
 def main(args: list[str]) -> None:
     code = run(args)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # torch takes half a second to clean up. The next attempt, or the end of the pod, would wait.
-    os._exit(code)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # torch takes half a second to clean up, and the next attempt would wait for it.
+        os._exit(code)
 
 
 def run(args: list[str]) -> int:
