@@ -135,9 +135,11 @@ def the_first_pods_come_only_when_no_default_queue_takes_the_job(world):
 def a_lost_label_of_the_default_queue_gives_no_room_back(world):
     for turn in world.turns:
         observed = turn.observed
-        has_place = observed.workload and observed.workload.queue == DEFAULT_QUEUE
-        may_lose_it = observed.job.spec.lifecycle.suspended or observed.refusal
-        if observed.queue is None and observed.has_default_queue and has_place and not may_lose_it:
+        if observed.queue or not observed.has_default_queue:
+            continue
+        if observed.refusal or observed.job.spec.lifecycle.suspended:
+            continue
+        if observed.workload and observed.workload.queue == DEFAULT_QUEUE:
             assert not turn.plan.status.message.startswith("leaves the queue")
 
 
@@ -312,8 +314,9 @@ def every_status_has_a_phase_a_reason_and_the_generation(world):
         if job.deleting:
             assert turn.plan.status == job.status
             continue
-        if turn.observed.has_default_queue is None and not job.status.phase:
-            # A new job has no status until the operator has read the queues.
+        is_new = not job.status.phase
+        if is_new and turn.observed.has_default_queue is None:
+            # The operator writes no status before it has read the queues.
             assert status.phase in ("", Phase.PENDING)
             continue
         assert status.phase in set(Phase)

@@ -32,8 +32,8 @@ def create_environment(folder: Path) -> None:
     Packages installed into it come first. Raises OSError.
     """
     # To install another copy of pip takes six seconds of CPU time.
-    has_pip = find_spec("pip") is not None
-    if not has_pip and find_spec("ensurepip") is None:
+    has_pip = bool(find_spec("pip"))
+    if not (has_pip or find_spec("ensurepip")):
         raise OSError(NO_PIP)
     try:
         venv.EnvBuilder(symlinks=True, with_pip=not has_pip).create(folder)
