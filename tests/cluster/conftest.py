@@ -46,6 +46,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add everything in the namespaces of a failed test to its report.
+
+    An expired wait has it in its message.
+    """
+    report = yield
+    is_of_cluster = item.nodeid.startswith(CLUSTER)
+    if is_of_cluster and report.failed and "--- kubectl" not in report.longreprtext:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Namespace):
+                report.sections.append((f"namespace {value.name}", value.explain()))
+    return report
+
+
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Return the cluster with images loaded and the chart installed.

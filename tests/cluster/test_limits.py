@@ -143,7 +143,7 @@ def test_a_hanging_webhook_is_named_and_delays_no_other_job(
 def assert_stopped(namespace: Namespace, job: str, reason: str) -> Object:
     """Wait until a job has failed for a reason that uses no budget, and leaves nothing behind."""
     status = namespace.wait_for_status(job, phase="Failed")
-    assert status["reason"] == reason, namespace.explain()
+    assert status["reason"] == reason
     assert counters(status) == (0, 0)
     assert [attempt["cause"] for attempt in status["attempts"]] == ["Stopped"]
     namespace.wait_until_nothing_runs(job)

@@ -102,7 +102,7 @@ def assert_resumed(namespace: Namespace, attempt: int) -> None:
     """Assert that an attempt continues from a checkpoint of the one before."""
     step = resumed_step(namespace, attempt)
     told = f"attempt {attempt} has resumed from step {step}"
-    assert step >= FIRST_CHECKPOINT, f"{told}\n{namespace.explain()}"
+    assert step >= FIRST_CHECKPOINT, told
 
 
 def weights(namespace: Namespace) -> Object:
