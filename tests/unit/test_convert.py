@@ -11,19 +11,29 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conversions import (
+    MANIFESTS,
+    a_pytorchjob,
+    a_script,
+    comments_of,
+    convert,
+    convert_file,
+    converted,
+    converted_script,
+    spec_of,
+)
 from typer.testing import CliRunner
 
 from ddpjob.cli.commands.convert import as_yaml, summary
 from ddpjob.cli.first_attempt import problem_of
 from ddpjob.cli.main import app
-from ddpjob.convert.formats import convert_documents, convert_text
+from ddpjob.convert.formats import convert_documents
 from ddpjob.convert.shell import read_shell, split_words
 from ddpjob.convert.slurm_options import job_name, seconds_of
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.jobs.documents import read_documents
 
-MANIFESTS = Path(__file__).parent / "manifests"
 PYTORCHJOBS = sorted((MANIFESTS / "pytorchjob").iterdir())
 TRAINJOBS = sorted((MANIFESTS / "trainjob").iterdir())
 SCRIPTS = sorted((MANIFESTS / "sbatch").iterdir())
@@ -36,59 +46,6 @@ FREE = {"labels", "annotations", "nodeSelector", "limits", "requests", "matchLab
 
 def short(path):
     return path.stem
-
-
-def convert(text, **options):
-    """Return the conversion of the only job in a text."""
-    given = {"runtime": "", "image": "", "name": "job", **options}
-    (found,) = convert_text(text, **given)
-    return found
-
-
-def convert_file(path):
-    image = "train:1" if path.suffix == ".sbatch" else ""
-    return convert(path.read_text(), image=image, name=path.stem)
-
-
-def spec_of(folder, name):
-    return convert_file(MANIFESTS / folder / name).document["spec"]
-
-
-def comments_of(folder, name):
-    return convert_file(MANIFESTS / folder / name).comments()
-
-
-def a_pytorchjob(command=(), *, worker=None, spec=None, **container):
-    """Return the text of a PyTorchJob of two nodes."""
-    own = {"name": "pytorch", "image": "i", "command": list(command) or ["torchrun", "a.py"]}
-    roles = {}
-    for role, more in (("Master", {}), ("Worker", worker or {})):
-        pod = {"containers": [{**own, **container, **more}]}
-        roles[role] = {"replicas": 1, "template": {"spec": pod}}
-    manifest = {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "j"},
-        "spec": {"pytorchReplicaSpecs": roles, **(spec or {})},
-    }
-    return yaml.safe_dump(manifest)
-
-
-def converted(*command, **fields):
-    """Return the spec and the comments of a PyTorchJob with a command."""
-    found = convert(a_pytorchjob(command, **fields))
-    assert problem_of(found.document) == ""
-    return found.document["spec"], found.comments()
-
-
-def a_script(*lines):
-    return "\n".join(["#!/bin/bash", *lines])
-
-
-def converted_script(*lines):
-    found = convert(a_script(*lines), image="i")
-    assert problem_of(found.document) == ""
-    return found.document["spec"], found.comments()
 
 
 # The manifests
