@@ -33,6 +33,7 @@ from ddpjob.convert.slurm_options import job_name, seconds_of
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.jobs.documents import read_documents
+from ddpjob.show.advice import address_of
 
 PYTORCHJOBS = sorted((MANIFESTS / "pytorchjob").iterdir())
 TRAINJOBS = sorted((MANIFESTS / "trainjob").iterdir())
@@ -285,6 +286,55 @@ def test_one_process_stays_one_process():
     assert "nprocPerNode" not in spec
 
 
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["torchrun", "a.py"], 8),
+        (["python", "a.py"], 1),
+        (["torchrun", "--nproc_per_node=2", "a.py"], 2),
+        (["torchrun", "--nproc_per_node=auto", "a.py"], 8),
+    ],
+)
+def test_auto_is_less_than_what_the_pod_and_the_command_have(command, found):
+    gpus = {"resources": {"limits": {"amd.com/gpu": 8}}}
+    spec, comments = converted(*command, spec={"nprocPerNode": "auto"}, **gpus)
+    assert spec["nprocPerNode"] == found
+    assert f"nprocPerNode: {found}" not in comments
+    assert 'is "auto"' not in comments
+
+
+def test_flags_of_torchrun_override_the_fields_for_its_variables():
+    fields = {"nprocPerNode": "4", "runPolicy": {"backoffLimit": 3}}
+    command = ["torchrun", "--nproc_per_node=2", "--max-restarts=7", "a.py"]
+    spec, comments = converted(*command, spec=fields)
+    assert (spec["nprocPerNode"], spec["failurePolicy"]) == (2, {"maxRestarts": 7})
+    lines = [line for line in comments.splitlines() if "overrides it" in line]
+    assert [line.partition(" because ")[0] for line in lines] == [
+        "# dropped: spec.nprocPerNode: 4:",
+        "# dropped: spec.runPolicy.backoffLimit: 3:",
+    ]
+
+
+def test_flags_of_torchrun_override_the_fields_of_a_trainjob():
+    job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
+    job["spec"]["trainer"] |= {
+        "numProcPerNode": 4,
+        "command": ["torchrun", "--nproc-per-node=2", "a.py"],
+        "args": [],
+    }
+    found = convert(yaml.safe_dump(job))
+    assert found.document["spec"]["nprocPerNode"] == 2
+    assert "spec.trainer.numProcPerNode: 4: because" in found.comments()
+
+
+def test_fields_of_the_job_stay_without_a_flag():
+    elastic = {"maxRestarts": 5, "nProcPerNode": 2}
+    fields = {"nprocPerNode": "4", "elasticPolicy": elastic, "runPolicy": {"backoffLimit": 3}}
+    spec, comments = converted("torchrun", "a.py", spec=fields)
+    assert (spec["nprocPerNode"], spec["failurePolicy"]) == (4, {"maxRestarts": 3})
+    assert "spec.elasticPolicy.maxRestarts: 5: because spec.failurePolicy.maxRestarts" in comments
+
+
 def test_variables_of_the_job_are_written_as_kubernetes_expands_them():
     env = [{"name": "DATA", "value": "/data"}, {"name": "OPTS", "value": "--a 1"}]
     spec, comments = converted("sh", "-c", "torchrun a.py $DATA ${OPTS} $RANK", env=env)
@@ -428,6 +478,17 @@ def test_a_runtime_of_mpi_is_an_error():
     text = text.replace("torch: {numProcPerNode: 2}", "mpi: {numProcPerNode: 2}")
     with pytest.raises(SpecError, match="is a runtime of mpi"):
         convert(text)
+
+
+def test_the_controller_of_a_trainjob_is_not_that_of_a_ddpjob():
+    job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
+    job["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    found = convert(yaml.safe_dump(job))
+    assert "managedBy" not in found.document["spec"]
+    assert "spec.managedBy" in found.comments()
+    page = (Path(__file__).parents[2] / "docs/users/migrate.md").read_text()
+    (row,) = re.findall(r"^\| `managedBy` .*", page, re.MULTILINE)
+    assert "| none" in row
 
 
 def test_initializers_are_named():
@@ -610,6 +671,7 @@ def test_a_job_that_would_not_be_valid_is_not_printed():
     [
         ("{apiVersion: ddpjob.dev/v1alpha1, kind: DDPJob}", "a DDPJob needs no conversion"),
         ("{apiVersion: kubeflow.org/v2beta1, kind: MPIJob}", "got MPIJob"),
+        ("{apiVersion: v1, kind: Pod}", address_of("users/migrate.md")),
         ("a: [", "is not YAML"),
         ("", "got nothing"),
     ],

@@ -20,6 +20,7 @@ class Remark:
 
     - `path`: the place of the value. `value`: the printed value; empty for a note.
     - `why`: the reason. `instead`: what to do; empty if nothing is needed.
+    - `is_first`: it stands before the others, because the whole job depends on it.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Remark:
     instead: str = ""
     value: str = ""
     is_dropped: bool = True
+    is_first: bool = False
 
     def __str__(self) -> str:
         parts = [self.path, self.value] if self.value else [self.path]
@@ -51,7 +53,8 @@ class Conversion:
 
     def comments(self) -> str:
         """Return the comments at the head of the document."""
-        lines = [f"Converted from {self.source}.", *map(str, self.remarks)]
+        remarks = sorted(self.remarks, key=lambda remark: not remark.is_first)
+        lines = [f"Converted from {self.source}.", *map(str, remarks)]
         return "".join(f"# {_one_line(line)}\n" for line in lines)
 
 
@@ -67,6 +70,7 @@ class Draft:
 
     - `pod` and `trainer`: the fields of `podTemplate.spec` and of its container `trainer`.
     - `sources`: the path of the original value, for each field of the spec.
+    - `defaults`: fields of the spec with a value that a later one replaces.
     """
 
     spec: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +80,7 @@ class Draft:
     trainer: dict[str, Any] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    defaults: set[str] = field(default_factory=set)
 
     @classmethod
     def with_image(cls, image: str) -> "Draft":
@@ -87,6 +92,10 @@ class Draft:
 
     def set(self, to: str, value: Any, path: str) -> None:
         """Set a field of the spec, such as `torchrun.command`. The first value stays."""
+        if to in self.defaults:
+            source, before = self.sources[to], self.remove(to)
+            if before != value:
+                self.drop(source, before, f"{path} is {quoted(value)}, and overrides it")
         *parents, key = to.split(".")
         place = self.spec
         for parent in parents:
@@ -96,6 +105,23 @@ class Draft:
             self.sources[to] = path
         elif place[key] != value:
             self.drop(path, value, f"spec.{to} is {quoted(place[key])}, from {self.sources[to]}")
+
+    def set_default(self, to: str, value: Any, path: str) -> None:
+        """Set a field of the spec to a value that a later one replaces. The first default stays."""
+        is_default = to in self.defaults or self.get(to) is None
+        self.defaults.discard(to)
+        self.set(to, value, path)
+        if is_default:
+            self.defaults.add(to)
+
+    def remove(self, to: str) -> Any:
+        """Remove a field of the spec, and return its value."""
+        *parents, key = to.split(".")
+        place = self.spec
+        for parent in parents:
+            place = place[parent]
+        self.defaults.discard(to)
+        return place.pop(key)
 
     def get(self, to: str) -> Any:
         """Return a field of the spec, or None."""
@@ -118,9 +144,9 @@ class Draft:
         """Remark on a value without a place in a DDPJob."""
         self._add(Remark(path, why, instead, printed(value)))
 
-    def note(self, path: str, text: str, instead: str = "") -> None:
+    def note(self, path: str, text: str, instead: str = "", *, is_first: bool = False) -> None:
         """Add a note on a value to be checked by the user."""
-        self._add(Remark(path, text, instead, is_dropped=False))
+        self._add(Remark(path, text, instead, is_dropped=False, is_first=is_first))
 
     def _add(self, remark: Remark) -> None:
         if remark not in self.remarks:

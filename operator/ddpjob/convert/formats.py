@@ -11,13 +11,16 @@ from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.jobs.documents import Document, read_documents
 
-# The advice for other kinds. The page has a section for each.
-BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
-
-
 # A value that a program such as envsubst replaces in a template before `kubectl apply`.
 PLACEHOLDER = re.compile(r"\$\{?\w")
 FILL = "; the manifest is a template: fill it first, for example by envsubst < FILE"
+
+
+class UnknownKind(SpecError):
+    """Documents without a convertible one. The page has a section for each other kind."""
+
+    # Below docs/. Its address is in the metadata of the package, which is not read here.
+    page = "users/migrate.md"
 
 
 def convert_text(text: str, runtime: str, image: str, name: str) -> list[Conversion]:
@@ -39,11 +42,7 @@ def convert_documents(
     known = [one for one in (*documents, *runtimes) if _is_runtime(one)]
     others = [one for one in documents if not _format(one) and not _is_runtime(one)]
     if not jobs:
-        kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one in documents)) or "nothing"
-        raise SpecError(
-            f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob "
-            f"({trainjob.API_VERSION}) or a script for sbatch, got {kinds}; {_advice(documents)}"
-        )
+        raise _no_training(documents)
     first, *rest = [_convert(one, known, image) for one in jobs]
     return [_with_others(first, others), *rest]
 
@@ -82,7 +81,12 @@ def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversi
     return replace(conversion, remarks=(*conversion.remarks, *remarks))
 
 
-def _advice(documents: Sequence[Dict]) -> str:
+def _no_training(documents: Sequence[Dict]) -> SpecError:
+    kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one in documents)) or "nothing"
+    problem = (
+        f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob ({trainjob.API_VERSION}) or "
+        f"a script for sbatch, got {kinds}"
+    )
     if any(one.get("kind") == names.KIND for one in documents):
-        return "a DDPJob needs no conversion"
-    return BY_HAND
+        return SpecError(f"{problem}; a DDPJob needs no conversion")
+    return UnknownKind(problem)

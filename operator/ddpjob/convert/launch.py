@@ -7,6 +7,7 @@ for each program.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ddpjob.convert.draft import Draft, require_integer
 from ddpjob.convert.shell import VARIABLE, expand
@@ -189,13 +190,15 @@ def _nproc(launch: Launch, flag: Flag, value: str) -> None:
     set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {flag.name}")
 
 
-def set_processes(draft: Draft, value: object, path: str) -> None:
+def set_processes(
+    draft: Draft, value: object, path: str, put: Callable[..., None] = Draft.set
+) -> None:
     """Set the processes per node from a value of torchrun: a number, auto, gpu or cpu."""
     text = str(value)
     if text.isdecimal():
-        draft.set("nprocPerNode", int(text), path)
+        put(draft, "nprocPerNode", int(text), path)
     elif text in ("auto", "gpu"):
-        draft.set("nprocPerNode", "auto", path)
+        put(draft, "nprocPerNode", "auto", path)
     else:
         draft.drop(
             path,
@@ -207,9 +210,16 @@ def set_processes(draft: Draft, value: object, path: str) -> None:
         )
 
 
-def set_restarts(draft: Draft, value: object, path: str) -> None:
+def set_restarts(
+    draft: Draft, value: object, path: str, put: Callable[..., None] = Draft.set
+) -> None:
     """Set the budget of restarts."""
-    draft.set("failurePolicy.maxRestarts", require_integer(value, path), path)
+    put(draft, "failurePolicy.maxRestarts", require_integer(value, path), path)
+
+
+# Other operators write these into variables of torchrun. A flag of torchrun overrides its variable.
+set_default_processes = partial(set_processes, put=Draft.set_default)
+set_default_restarts = partial(set_restarts, put=Draft.set_default)
 
 
 def _max_restarts(launch: Launch, flag: Flag, value: str) -> None:
@@ -457,15 +467,16 @@ def settle_processes(launch: Launch, devices: int) -> None:
     draft = launch.draft
     nproc = draft.get("nprocPerNode")
     accelerator = draft.get("accelerator")
-    if nproc is None and launch.is_single and devices > 1 and accelerator in (None, "gpu"):
-        draft.set("nprocPerNode", 1, launch.path)
+    is_chosen = nproc not in (None, "auto")
+    if not is_chosen and launch.is_single and devices > 1 and accelerator in (None, "gpu"):
+        draft.spec["nprocPerNode"] = 1
         draft.note(
             launch.path,
             f"python started one process in each pod, which has {devices} devices; nprocPerNode is "
             "1 for that reason",
             "remove nprocPerNode for one process per device, if the script uses LOCAL_RANK",
         )
-    elif nproc in (None, "auto") and not launch.is_single and not accelerator:
+    elif not is_chosen and not launch.is_single and not accelerator:
         if devices:
             draft.spec["nprocPerNode"] = devices
             return

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft, Remark, require_integer
-from ddpjob.convert.launch import set_processes, set_rendezvous, set_restarts, settle_nodes
+from ddpjob.convert.launch import (
+    set_default_processes,
+    set_default_restarts,
+    set_rendezvous,
+    settle_nodes,
+)
 from ddpjob.convert.nodes import read_node
 from ddpjob.convert.table import (
     Table,
@@ -38,6 +43,9 @@ CONTAINER = "pytorch"
 
 RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
 BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
+
+# Fields of the job that a flag of torchrun in a template overrides.
+DEFAULTS = ("nprocPerNode", "failurePolicy.maxRestarts")
 
 # Fields of the program. Master and Worker must not differ in them.
 PROGRAM = ("image", "args", "torchrun", "setup")
@@ -95,7 +103,7 @@ RUN_POLICY: Table = {
     "cleanPodPolicy": _clean_pods,
     "ttlSecondsAfterFinished": keep_integer("ttlSecondsAfterFinished"),
     "activeDeadlineSeconds": keep_integer("activeDeadlineSeconds"),
-    "backoffLimit": set_restarts,
+    "backoffLimit": set_default_restarts,
     "suspend": keep("suspend"),
     "schedulingPolicy": into(SCHEDULING),
     "managedBy": drop("MultiKueue does not know DDPJobs", unless=(CONTROLLER,)),
@@ -104,8 +112,8 @@ RUN_POLICY: Table = {
 ELASTIC_POLICY: Table = {
     "minReplicas": _elastic_size,
     "maxReplicas": _elastic_size,
-    "maxRestarts": set_restarts,
-    "nProcPerNode": set_processes,
+    "maxRestarts": set_default_restarts,
+    "nProcPerNode": set_default_processes,
     "rdzvConf": _rendezvous_settings,
     "rdzvBackend": drop(RENDEZVOUS, unless=("c10d",)),
     "rdzvHost": drop(RENDEZVOUS),
@@ -116,7 +124,7 @@ ELASTIC_POLICY: Table = {
 }
 
 SPEC: Table = {
-    "nprocPerNode": set_processes,
+    "nprocPerNode": set_default_processes,
     "runPolicy": into(RUN_POLICY),
     "elasticPolicy": into(ELASTIC_POLICY),
     "pytorchReplicaSpecs": used,
@@ -141,6 +149,9 @@ def _read_replicas(draft: Draft, replicas: Dict) -> None:
     policies = {str(roles[role].get("restartPolicy") or "") for role in roles}
     _remark_on_policies(draft, policies)
     drafts = {role: _read_role(draft, roles[role], role) for role in roles if counts[role]}
+    for to in DEFAULTS:
+        if draft.get(to) is not None:
+            draft.remove(to)
     for role in roles:
         if role not in drafts:
             draft.drop(f"{REPLICAS}.{role}", roles[role], "it has no replicas")
@@ -159,9 +170,10 @@ def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
     """Return the draft from the template of a role, without fields of the whole job."""
     path = f"{REPLICAS}.{role}"
     own = Draft()
-    nproc = draft.get("nprocPerNode")
-    if nproc is not None:
-        own.set("nprocPerNode", nproc, draft.sources["nprocPerNode"])
+    for to in DEFAULTS:
+        value = draft.get(to)
+        if value is not None:
+            own.set_default(to, value, draft.sources[to])
     read_fields({"replicas": used, "restartPolicy": used, "template": used}, own, fields, path)
     launch = read_node(own, fields.get("template"), f"{path}.template", CONTAINER)
     settle_nodes(launch, draft.get("nodes"))
@@ -173,7 +185,7 @@ def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
     path = f"{REPLICAS}.*.restartPolicy"
     source = draft.sources.get("failurePolicy.maxRestarts", "")
     if policies == {"Never"} and source.endswith("backoffLimit"):
-        limit = draft.spec.pop("failurePolicy")["maxRestarts"]
+        limit = draft.remove("failurePolicy.maxRestarts")
         draft.drop(source, limit, "restartPolicy is Never, so no pod was restarted")
     if "ExitCode" in policies:
         draft.drop(
@@ -217,8 +229,9 @@ def _take(draft: Draft, key: str, value: Any, role: Draft) -> None:
 
 
 def _without_role(remark: Remark, role: str) -> tuple[str, ...]:
-    path = remark.path.replace(f"{REPLICAS}.{role}", "")
-    return (path, remark.why, remark.instead, remark.value)
+    place = f"{REPLICAS}.{role}"
+    path, why = remark.path.replace(place, ""), remark.why.replace(place, "")
+    return (path, why, remark.instead, remark.value)
 
 
 def _compare(draft: Draft, chosen: Draft, other: Draft, roles: tuple[str, str]) -> None:

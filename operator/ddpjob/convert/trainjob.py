@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft, names_of, require_integer
-from ddpjob.convert.launch import set_processes, set_restarts
+from ddpjob.convert.launch import set_default_processes, set_default_restarts, set_restarts
 from ddpjob.convert.nodes import read_node
 from ddpjob.convert.pods import find_trainer
 from ddpjob.convert.table import (
@@ -95,7 +95,7 @@ def _labels(kind: str) -> Any:
 
 TRAINER: Table = {
     "numNodes": keep_integer("nodes"),
-    "numProcPerNode": set_processes,
+    "numProcPerNode": set_default_processes,
     # They are merged into the container of the runtime.
     "image": used,
     "command": used,
@@ -354,10 +354,10 @@ ML_POLICY: Table = {
     "numNodes": default(keep_integer("nodes"), "nodes"),
     "torch": into(
         {
-            "numProcPerNode": default(set_processes, "nprocPerNode"),
+            "numProcPerNode": default(set_default_processes, "nprocPerNode"),
             "elasticPolicy": into(
                 {
-                    "maxRestarts": set_restarts,
+                    "maxRestarts": set_default_restarts,
                     "minNodes": _elastic_size,
                     "maxNodes": _elastic_size,
                     "metrics": drop("the operator makes no HorizontalPodAutoscaler", BY_HAND),

@@ -12,7 +12,7 @@ from ddpjob.cli.first_attempt import problem_of
 from ddpjob.cli.manifests import STDIN, read_text
 from ddpjob.cli.session import note, print_error
 from ddpjob.convert.draft import Conversion
-from ddpjob.convert.formats import convert_text
+from ddpjob.convert.formats import UnknownKind, convert_text
 from ddpjob.core.api.readers import SpecError
 
 INVALID = 1
@@ -57,7 +57,8 @@ def command(
     try:
         found = convert_text(text, runtimes, image or "", name)
     except SpecError as error:
-        raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from error
+        problem = f"{file}: {error}{_by_hand(error)}"
+        raise typer.BadParameter(problem, param_hint="FILE") from error
     raise typer.Exit(show(found))
 
 
@@ -105,6 +106,16 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
+
+
+def _by_hand(error: SpecError) -> str:
+    """Return where the move of other kinds is described, or an empty string."""
+    if not isinstance(error, UnknownKind):
+        return ""
+    from ddpjob.show.advice import address_of
+
+    page = address_of(error.page) or f"docs/{error.page}"
+    return f"; how MPIJob, Job, JobSet and others are moved by hand: {page}"
 
 
 def _read(file: str, hint: str) -> str:
