@@ -17,6 +17,9 @@ PLACES = "nodeSelector or affinity, with the labels of your nodes"
 NO_LOG_FILE = "the log of a pod has the output; ddpjob logs prints it"
 SHARED = "a pod has no shared home or working directory"
 
+# The sockets of a node's GPUs, as in `gpu:a100:2(S:0-1)`.
+SOCKETS = re.compile(r"\([^)]*\)")
+
 
 @dataclass
 class Request:
@@ -104,7 +107,7 @@ def _ignore(_request: Request, _value: str, _path: str) -> None:
 
 def _count(value: str, path: str) -> int:
     """Return the number in `8`, `gpu:8` or `gpu:a100:8`. Raises SpecError."""
-    text = value.rpartition(":")[2].partition("(")[0]
+    text = value.rpartition(":")[2]
     if text.isdecimal():
         return int(text)
     # `--gres=gpu` and `--gpus-per-node=a100` are one GPU.
@@ -134,15 +137,18 @@ def _tasks(unit: str) -> Option:
 
 def _gpus(unit: str) -> Option:
     def read(request: Request, value: str, path: str) -> None:
-        for part in value.split(","):
-            if path.endswith("--gres") and not part.startswith("gpu"):
+        counts = []
+        for part in SOCKETS.sub("", value).split(","):
+            if path.endswith("--gres") and part.partition(":")[0] != "gpu":
                 request.draft.drop(path, part, SLURM_ONLY, "resources")
                 continue
-            request.gpus[unit] = _count(part, path)
+            counts.append(_count(part, path))
             kind = [one for one in part.split(":")[:-1] if one != "gpu"]
             if kind:
                 why = "a pod asks for GPUs and not for a kind of them"
                 request.draft.drop(path, kind[0], why, PLACES)
+        if counts:
+            request.gpus[unit] = sum(counts)
 
     return read
 
