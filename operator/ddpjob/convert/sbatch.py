@@ -18,7 +18,7 @@ from ddpjob.convert.launch import (
     settle_processes,
 )
 from ddpjob.convert.pods import choose_accelerator
-from ddpjob.convert.scripts import CONTAINERS, EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
+from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.slurm_options import (
     OPTIONS,
     SHARED,
@@ -27,11 +27,18 @@ from ddpjob.convert.slurm_options import (
     read_options,
     take_image,
 )
+from ddpjob.convert.trainings import CONTAINERS
 from ddpjob.core.api.readers import SpecError, quoted
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 
+# A word of a directive, with its quotes. A comment begins like a word.
+WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+""")
+
 GPU = "nvidia.com/gpu"
+
+# The options for tasks by the unit of their count. The first one decides.
+TASKS = {"node": "--ntasks-per-node", "gpu": "--ntasks-per-gpu", "job": "--ntasks"}
 
 NO_IMAGE = (
     "the image of the pods is not known, since a Slurm node has Python itself; give --image IMAGE "
@@ -61,7 +68,7 @@ def convert(text: str, image: str, name: str) -> Conversion:
     """
     draft = Draft.with_image(image)
     request = Request(draft)
-    for line, words in _directives(text):
+    for line, words in _directives(draft, text):
         options, rest = read_options(draft, words, f"line {line}: #SBATCH")
         for option, value in options:
             OPTIONS[option].read(request, value, f"line {line}: #SBATCH {option}")
@@ -77,26 +84,54 @@ def convert(text: str, image: str, name: str) -> Conversion:
     _set_image(request)
     draft.note(
         "the script",
-        f"the files of the Slurm cluster, such as {draft.spec['args'][0]}, must be in the image or "
-        "in a volume",
+        f"the files of the Slurm cluster, such as {_program(draft)}, must be in the image or in a "
+        "volume",
         "ddpjob submit --script sends a script or a folder",
     )
     return Conversion(f"sbatch script {name}", draft.document(), tuple(draft.remarks))
 
 
-def _directives(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the words of each #SBATCH line with its number. Raises SpecError."""
+def _directives(draft: Draft, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each #SBATCH line with its number. Raises SpecError.
+
+    Slurm reads them at the beginning of lines, up to the first command. Remark on the others.
+    """
+    command = 0
     for number, line in enumerate(text.splitlines(), 1):
+        if not command and line.strip() and not line.strip().startswith("#"):
+            command = number
         found = DIRECTIVE.match(line.strip())
         if not found:
             continue
+        reason = ""
+        if command:
+            reason = f"Slurm ignores it after the first command, in line {command}"
+        elif line[0] != "#":
+            reason = "Slurm ignores it after a space"
+        if reason:
+            draft.drop(f"line {number}: #SBATCH", found[1], reason)
+            continue
         try:
-            yield number, shlex.split(found[1], comments=True)
+            yield number, split_directive(found[1])
         except ValueError as error:
             raise SpecError(f"line {number}: {quoted(line)} has an open quote; close it") from error
 
 
+def split_directive(text: str) -> list[str]:
+    """Return the words of a directive up to its comment. Raises ValueError for an open quote."""
+    for word in WORD.finditer(text):
+        if word[0].startswith("#"):
+            return shlex.split(text[: word.start()])
+    return shlex.split(text)
+
+
 # The command
+
+
+def _program(draft: Draft) -> str:
+    """Return the script, or the module after -m."""
+    args: list[str] = draft.spec["args"]
+    return args[1] if args[0] == "-m" else args[0]
 
 
 def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[str]], None]]]:
@@ -127,20 +162,27 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
 
 def _values(request: Request) -> dict[str, str]:
     """Return the values of Slurm's variables decided by the options."""
-    nodes = request.draft.get("nodes") or 1
-    gpus = _per_node(request.gpus, request, nodes)
-    tasks = request.tasks.get("node")
-    name = str(request.draft.metadata.get("name"))
+    nodes = request.draft.get("nodes") or _nodes_of_tasks(request) or 1
+    gpus = _gpus_per_node(request, nodes)
+    tasks = nodes * _tasks_per_node(request, nodes) if request.tasks else None
     found = {
-        "SLURM_JOB_NAME": name,
-        "SLURM_NNODES": str(nodes),
-        "SLURM_JOB_NUM_NODES": str(nodes),
-        "SLURM_GPUS_ON_NODE": str(gpus) if gpus else "",
-        "SLURM_GPUS_PER_NODE": str(gpus) if gpus else "",
-        "SLURM_NTASKS_PER_NODE": str(tasks) if tasks else "",
-        "SLURM_CPUS_PER_TASK": str(request.cpus.get("task") or ""),
+        "SLURM_JOB_NAME": request.draft.metadata.get("name"),
+        # sbatch starts the script in the folder of its call, and a pod in that of its image.
+        "SLURM_SUBMIT_DIR": ".",
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": request.tasks.get("node"),
+        "SLURM_NTASKS_PER_GPU": request.tasks.get("gpu"),
+        "SLURM_GPUS": request.gpus.get("job"),
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": gpus,
+        "SLURM_GPUS_PER_TASK": request.gpus.get("task"),
+        "SLURM_CPUS_PER_TASK": request.cpus.get("task"),
+        "SLURM_CPUS_PER_GPU": request.cpus.get("gpu"),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: str(value) for key, value in found.items() if value}
 
 
 # What follows from all options
@@ -148,12 +190,34 @@ def _values(request: Request) -> dict[str, str]:
 
 def _per_node(counts: Mapping[str, int], request: Request, nodes: int) -> int:
     """Return the number on each node from counts per node, task, GPU or job."""
-    tasks = request.tasks.get("node") or ceil(request.tasks.get("job", 0) / nodes) or 1
     if "gpu" in counts:
-        return counts["gpu"] * _per_node(request.gpus, request, nodes)
+        return counts["gpu"] * _gpus_per_node(request, nodes)
     if "task" in counts:
-        return counts["task"] * tasks
+        return counts["task"] * _tasks_per_node(request, nodes)
     return counts.get("node") or ceil(counts.get("job", 0) / nodes)
+
+
+def _gpus_per_node(request: Request, nodes: int) -> int:
+    """Return the GPUs of each node. Without an option for them, they follow from the tasks."""
+    per_gpu = request.tasks.get("gpu")
+    if per_gpu and not request.gpus:
+        others = {unit: count for unit, count in request.tasks.items() if unit != "gpu"}
+        return ceil(_per_node(others, request, nodes) / per_gpu)
+    return _per_node(request.gpus, request, nodes)
+
+
+def _tasks_per_node(request: Request, nodes: int) -> int:
+    """Return the tasks of each node. Slurm's default is one."""
+    tasks = request.tasks
+    if "gpu" in tasks and "node" not in tasks and "task" not in request.gpus:
+        return _per_node({"gpu": tasks["gpu"]}, request, nodes) or 1
+    return tasks.get("node") or ceil(tasks.get("job", 0) / nodes) or 1
+
+
+def _nodes_of_tasks(request: Request) -> int:
+    """Return the number of nodes for the tasks, or 0."""
+    tasks, per_node = request.tasks.get("job"), request.tasks.get("node")
+    return ceil(tasks / per_node) if tasks and per_node else 0
 
 
 def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
@@ -162,7 +226,7 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     _set_nodes(request, launch)
     nodes = draft.get("nodes")
     resources: dict[str, dict[str, object]] = {}
-    gpus = _per_node(request.gpus, request, nodes)
+    gpus = _gpus_per_node(request, nodes)
     if gpus:
         resources.setdefault("limits", {})[GPU] = gpus
     cpus = _per_node(request.cpus, request, nodes)
@@ -177,10 +241,11 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     devices = choose_accelerator(draft)
     if launch.is_single and not is_local:
         _set_tasks(request, launch, nodes)
-    elif request.tasks.get("node", 1) > 1:
+    elif _tasks_per_node(request, nodes) > 1:
+        unit = next(unit for unit in TASKS if unit in request.tasks)
         draft.drop(
-            "--ntasks-per-node",
-            request.tasks["node"],
+            TASKS[unit],
+            request.tasks[unit],
             "torchrun starts the processes of a node",
             "set spec.nprocPerNode",
         )
@@ -191,14 +256,14 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
 def _set_nodes(request: Request, launch: Launch) -> None:
     """Set the number of nodes, unless an option has set it."""
     draft = request.draft
-    tasks, per_node = request.tasks.get("job"), request.tasks.get("node")
-    if draft.get("nodes") is None and tasks and per_node:
-        draft.set("nodes", ceil(tasks / per_node), "--ntasks")
+    nodes = _nodes_of_tasks(request)
+    if draft.get("nodes") is None and nodes:
+        draft.set("nodes", nodes, "--ntasks")
     elif draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
     elif draft.get("nodes") is None:
         draft.set("nodes", 1, "the default of Slurm")
-        if tasks and tasks > 1:
+        if request.tasks.get("job", 1) > 1:
             draft.note(
                 "--ntasks",
                 "Slurm chose the number of nodes for the tasks; it is 1",
@@ -209,8 +274,7 @@ def _set_nodes(request: Request, launch: Launch) -> None:
 
 def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:
     """Set the processes of each node from the tasks of srun."""
-    tasks = request.tasks.get("node") or ceil(request.tasks.get("job", nodes) / nodes)
-    set_processes(request.draft, tasks, "the tasks of srun")
+    set_processes(request.draft, _tasks_per_node(request, nodes), "the tasks of srun")
     request.draft.note(
         launch.path,
         "torchrun starts the processes in place of srun, so SLURM_PROCID, SLURM_LOCALID and "

@@ -8,16 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ddpjob.convert.bash import bash_syntax, run_by_bash
 from ddpjob.convert.draft import reason_against_variable
-from ddpjob.convert.launch import (
-    LAUNCH,
-    SCRIPT,
-    SHELLS,
-    WRAPPERS,
-    Launch,
-    literals,
-    read_command,
-)
+from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
@@ -25,17 +18,23 @@ from ddpjob.convert.shell import (
     VARIABLE,
     Statement,
     expand,
+    expand_command,
+    expand_known,
     has_substitution,
+    is_substitution,
     read_shell,
     split_words,
     without_redirections,
 )
-from ddpjob.core.api.readers import SpecError, quoted
-
-# Commands of python other than a training.
-NO_TRAINING = re.compile(
-    r"(^|[\s/])python[0-9.]*\s+(-c|-V|--version|-m\s+(pip|venv|ensurepip)|(\S*/)?setup\.py)(\s|$)"
+from ddpjob.convert.trainings import (
+    EXPORTS,
+    LINE_END,
+    find_trainings,
+    is_assignment,
+    most_likely,
+    rank_of,
 )
+from ddpjob.core.api.readers import SpecError, quoted
 
 # A function as sent by Kubeflow's SDK. Its `read` fails, so it must not be in a setup.
 FUNCTION_OF_SDK = re.compile(
@@ -43,12 +42,9 @@ FUNCTION_OF_SDK = re.compile(
     re.DOTALL,
 )
 
-LINE_END = re.compile(r"\s*\n\s*")
-# Programs before a command, and programs to run a command in a container.
-BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
-CONTAINERS = "apptainer|singularity"
-
-EXPORTS = ("export", "declare", "typeset", "readonly")
+# The current folder. A pod begins in the working directory, as the script did.
+CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
+USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
 # The reason to drop a statement, and what to do instead, by its program.
 Reasons = Mapping[str, tuple[str, str]]
@@ -79,6 +75,7 @@ AFTERWARDS = "it ran after the training"
 AT_THE_END = "do it at the end of the script, on rank 0"
 UNREADABLE = "ddpjob convert does not read loops, conditions, functions and here-documents"
 ONLY_A_SHELL = "only a shell knows the value"
+ANOTHER_TRAINING = "it could be the training too"
 OUTPUT = "the agent reads the output of each rank; ddpjob logs prints it"
 
 
@@ -88,7 +85,10 @@ class Script:
 
     - `reasons`: why lines are dropped, by their program. `keeps_rest`: other lines before the
       training become the setup; otherwise they are dropped for `rest`.
-    - `setup`: the lines of the setup. `folder`: the part of the working directory added by `cd`.
+    - `setup`: the lines of the setup. `definitions`: lines that set the variables of the shell, for
+      a line of the setup with such a variable.
+    - `folder`: the part of the working directory added by `cd`. `folders`: those of `pushd`.
+      `moves`: lines with `cd` for the next line of the setup.
     - `values`: variables of the shell without an export. `arrays`: elements of arrays, as text.
     """
 
@@ -97,21 +97,32 @@ class Script:
     keeps_rest: bool = True
     rest: tuple[str, str] = ("", "")
     setup: list[str] = field(default_factory=list)
+    definitions: dict[str, str] = field(default_factory=dict)
     folder: str = ""
+    folders: list[str] = field(default_factory=list)
+    moves: list[str] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
         statements = read_shell(FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text))
-        index = _index_of_training(statements, self.launch.path, self.values)
+        candidates = find_trainings(statements, self.launch.path, self.known)
+        chosen = most_likely(candidates)
         for number, statement in enumerate(statements):
-            if number == index:
+            if number == chosen.index:
+                self._note_others(statement, len(candidates))
                 self._train(statement)
+            elif any(one.index == number and one.starts_processes for one in candidates):
+                self.drop(statement, ANOTHER_TRAINING)
             else:
-                self._other(statement, is_after=number > index)
-        if self.setup:
-            self.launch.draft.set("setup", "\n".join(self.setup), self.launch.path)
+                self._other(statement, is_after=number > chosen.index)
+        self._set_setup()
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Return the known values of variables. Those of the script come before others."""
+        return {**self.launch.values, **self.values}
 
     def drop(self, statement: Statement, why: str, instead: str = "") -> None:
         """Remark on a dropped statement."""
@@ -120,9 +131,20 @@ class Script:
 
     # The training
 
+    def _note_others(self, statement: Statement, count: int) -> None:
+        if count == 1:
+            return
+        self.launch.draft.note(
+            self.launch.path,
+            f"{count} commands could be the training; that of line {statement.line} was taken, "
+            f"{quoted(statement.text)}",
+            "remove the others, or convert each of them by itself",
+            is_first=True,
+        )
+
     def _train(self, statement: Statement) -> None:
         position = max(
-            range(len(statement.commands)), key=lambda at: _rank(self._text(statement, at))
+            range(len(statement.commands)), key=lambda at: rank_of(self._text(statement, at))
         )
         for at, command in enumerate(statement.commands):
             if at != position:
@@ -134,9 +156,8 @@ class Script:
             self.launch.draft.drop(where, redirection, OUTPUT)
         while words and ASSIGNMENT.fullmatch(words[0]):
             self._assign(statement, words.pop(0), is_exported=True)
-        launch = self.launch
-        launch.values = {**launch.values, **self.values}
-        read_command(launch, words)
+        self.launch.values = self.known
+        read_command(self.launch, words)
         self._enter_folder()
 
     def _text(self, statement: Statement, position: int) -> str:
@@ -148,7 +169,11 @@ class Script:
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
         text = ELEMENTS.sub(self._elements, statement.commands[position])
-        return expand(text, {**with_spaces, **self.values})
+        return self._in_folder(expand_command(text, {**with_spaces, **self.known}))
+
+    def _in_folder(self, text: str) -> str:
+        """Return a text with the current folder as a path from the working directory."""
+        return CURRENT_FOLDER.sub(lambda _: self.folder or ".", text)
 
     def _elements(self, found: re.Match[str]) -> str:
         """Return the elements of an array; none of one without a known value."""
@@ -181,7 +206,7 @@ class Script:
     def _other(self, statement: Statement, *, is_after: bool) -> None:
         if not statement.is_readable:
             if self.keeps_rest and not is_after:
-                self.setup.append(expand(statement.text, self.values))
+                self._add_to_setup(statement)
             else:
                 self.drop(statement, UNREADABLE, "write the line that is needed by itself")
             return
@@ -190,7 +215,7 @@ class Script:
             self._assign_array(statement, *array.groups())
             return
         words = statement.words
-        if _is_assignment(words):
+        if is_assignment(words):
             self._assign_all(statement, words)
             return
         program = words[0].rpartition("/")[2]
@@ -204,23 +229,63 @@ class Script:
             self.drop(statement, BACKGROUND, SIDECAR)
         elif is_after:
             self.drop(statement, AFTERWARDS, AT_THE_END)
-        elif program in ("cd", "pushd"):
-            self._change_folder(words)
+        elif program in ("cd", "pushd", "popd"):
+            self._change_folder(statement)
         elif self.keeps_rest or _installs(words):
-            self.setup.append(expand(statement.text, self.values))
+            self._add_to_setup(statement)
         else:
             self.drop(statement, *self.rest)
 
-    def _change_folder(self, words: Sequence[str]) -> None:
+    def _change_folder(self, statement: Statement) -> None:
+        program, *words = statement.words
         trainer = self.launch.draft.trainer
-        target = self.launch.resolve(words[1]) if len(words) > 1 else "~"
+        target = expand(self.launch.resolve(words[0]), self.values) if words else "~"
         folder = posixpath.normpath(posixpath.join(trainer.get("workingDir", ""), target))
         # The setup may make the folder, and a working directory is there before the setup.
-        is_known = folder.startswith("/") and "$" not in folder and not self.setup
-        if is_known and not self.folder:
+        is_known = folder.startswith("/") and "$" not in folder
+        if program == "cd" and is_known and not self.setup and not self.moves:
             trainer["workingDir"] = folder
-        else:
-            self.folder = posixpath.join(self.folder, target)
+            return
+        if program == "pushd":
+            self.folders.append(self.folder)
+        if program != "popd":
+            joined = posixpath.normpath(posixpath.join(self.folder, target))
+            self.folder = "" if joined == "." else joined
+        elif self.folders:
+            self.folder = self.folders.pop()
+        self.moves += self._with_definitions(statement.text)
+
+    # The setup
+
+    def _add_to_setup(self, statement: Statement) -> None:
+        """Add a line to the setup, with the folder and the variables of the shell before it."""
+        self.setup += [*self.moves, *self._with_definitions(statement.text)]
+        self.moves = []
+
+    def _with_definitions(self, line: str) -> list[str]:
+        """Return a line of the setup after those that set its variables."""
+        found = []
+        for name in USED.findall(line):
+            definition = self.definitions.get(name)
+            if definition:
+                rest = self.definitions.items()
+                self.definitions = {key: text for key, text in rest if text != definition}
+                found += self._with_definitions(definition)
+        return [*found, expand_known(line, self.launch.values)]
+
+    def _set_setup(self) -> None:
+        """Set spec.setup. /bin/sh runs it, so bash is started for syntax of its own."""
+        text = "\n".join(self.setup)
+        syntax = bash_syntax(text)
+        if syntax:
+            self.launch.draft.note(
+                f"{self.launch.path}: setup",
+                f"the setup has syntax of bash, {quoted(syntax)}, so it starts bash, which the "
+                "image must have",
+            )
+        if text:
+            text = run_by_bash(text) if syntax else text
+            self.launch.draft.set("setup", text, self.launch.path)
 
     # Variables
 
@@ -238,25 +303,35 @@ class Script:
         words = split_words(elements)
         if len(words) == 1 and has_substitution(words[0]):
             self.drop(statement, ONLY_A_SHELL)
+            self.definitions[name] = statement.text
             return
         before = self.arrays.get(name, "") if plus else ""
         self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
+        self.definitions[name] = f"{name}=({self.arrays[name]})"
 
     def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         name, value = ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]
         where = f"{self.launch.path}: line {statement.line}"
-        value = expand(value, {**literals(self.launch.draft), **self.values})
+        value = self._in_folder(expand(value, {**literals(self.launch.draft), **self.known}))
         reason = reason_against_variable(name)
         if reason:
             self.launch.draft.drop(f"{where} {name}", value, reason)
-        elif has_substitution(value):
-            self.drop(statement, ONLY_A_SHELL, f"set {name} in spec.env")
-        elif not is_exported:
-            self.values[name] = value
-        elif VARIABLE.search(value):
-            self.drop(statement, "a variable in it has no known value", f"set {name} in spec.env")
-        else:
+            return
+        self.values.pop(name, None)
+        names = [found[1] or found[2] for found in VARIABLE.finditer(value)]
+        if is_exported and not names and not has_substitution(value):
             self.launch.draft.add_variable(name, value, where)
+            return
+        self.definitions[name] = statement.text
+        # A command in it is read nevertheless, with its known parts.
+        if name not in names and not is_substitution(value):
+            self.values[name] = value
+        # One with several words is a command or arguments, and no variable for the script.
+        instead = "" if " " in value.strip() else f"set {name} in spec.env"
+        if has_substitution(value):
+            self.drop(statement, ONLY_A_SHELL, instead)
+        elif is_exported:
+            self.drop(statement, "a variable in it has no known value", instead)
 
 
 def read_shell_command(launch: Launch, words: list[str]) -> None:
@@ -279,78 +354,6 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
 SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
     (SHELLS, read_shell_command),
 )
-
-
-def _index_of_training(
-    statements: Sequence[Statement], path: str, values: Mapping[str, str]
-) -> int:
-    """Return the index of the training: the last one of the best statements. Raises SpecError."""
-    known = dict(values)
-    arrays: dict[str, str] = {}
-    ranks = []
-    for one in statements:
-        array = ARRAY.fullmatch(one.text)
-        if array:
-            arrays[array[1]] = LINE_END.sub(" ", array[3])
-            ranks.append(0)
-            continue
-        for word in one.words if one.is_readable else ():
-            assignment = ASSIGNMENT.fullmatch(word)
-            if assignment:
-                known[assignment[1]] = assignment[2]
-        is_candidate = one.is_readable and not _is_assignment(one.words)
-        ranks.append(
-            max(_rank(expand(_with_elements(text, arrays), known)) for text in one.commands)
-            if is_candidate
-            else 0
-        )
-    best = max(ranks, default=0)
-    if best:
-        return max(index for index, rank in enumerate(ranks) if rank == best)
-    block = next((one for one in statements if not one.is_readable and _mentions(one.text)), None)
-    if block:
-        raise SpecError(
-            f"{path}: line {block.line}: the command that trains is in a loop, a condition or a "
-            "function, which ddpjob convert cannot read; write it by itself"
-        )
-    raise SpecError(
-        f"{path}: has no line that starts torchrun or python; write the command that starts the "
-        "training"
-    )
-
-
-def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
-    return ELEMENTS.sub(lambda found: arrays.get(found[1], ""), text)
-
-
-def _mentions(text: str) -> bool:
-    return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"]+", text))
-
-
-def _rank(text: str) -> int:
-    """Return a rank for how likely a command is the training. 0 means it is not."""
-    words = split_words(text)
-    while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
-        words = words[1:]
-    if not words or NO_TRAINING.search(text):
-        return 0
-    program = words[0].rpartition("/")[2]
-    starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
-    # The text of a shell is one word.
-    starts = starts or (re.search(r"\s-\w*c\s", text) is not None and _mentions(words[-1]))
-    if program == "srun":
-        return 4 if starts else 0
-    if re.fullmatch(f"{SHELLS}|{CONTAINERS}", program):
-        return 3 if starts else 0
-    if program.startswith("python"):
-        return 3 if "torch.distributed" in text else 2
-    if LAUNCH.fullmatch(program):
-        return 3
-    return 2 if SCRIPT.fullmatch(program) or (re.fullmatch(WRAPPERS, program) and starts) else 0
-
-
-def _is_assignment(words: Sequence[str]) -> bool:
-    return bool(words) and (words[0] in EXPORTS or all(map(ASSIGNMENT.fullmatch, words)))
 
 
 def _installs(words: Sequence[str]) -> bool:

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddpjob.convert.arithmetic import calculate
+
 # Operators at the end of a statement, and between the commands of one. Longer ones come first.
 ENDS = ("&&", ";", "&", "\n")
 JOINS = ("||", "|&", "|")
@@ -24,6 +26,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 # $NAME, ${NAME} and ${NAME:-default}.
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
+
+# An escaped character, or a text in quotes.
+QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 # `NAME=(…)` and `NAME+=(…)`, and where their elements are used.
 ARRAY = re.compile(
@@ -66,6 +71,11 @@ class Statement:
 def has_substitution(text: str) -> bool:
     """Return True for a text with the output of a command in it: `$(…)` or backticks."""
     return "$(" in text or "`" in text
+
+
+def is_substitution(text: str) -> bool:
+    """Return True for a text that is only the output of a command."""
+    return bool(text) and _substitution_end(text, 0) == len(text)
 
 
 def read_shell(text: str) -> list[Statement]:
@@ -113,18 +123,41 @@ def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with variables replaced by their known values or their defaults."""
+    """Return a text with variables replaced by their known values or their defaults.
+
+    A calculation `$((…))` with known numbers is replaced by its result.
+    """
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         return values.get(name, found[0] if found[3] is None else found[3])
 
     for _ in range(5):
-        expanded = VARIABLE.sub(value, text)
+        expanded = calculate(VARIABLE.sub(value, text), values)
         if expanded == text:
             break
         text = expanded
     return text
+
+
+def expand_known(text: str, values: Mapping[str, str]) -> str:
+    """Return a text for a shell, with only the known variables replaced."""
+    found = VARIABLE.sub(lambda one: values.get(one[1] or one[2], one[0]), text)
+    return calculate(found, values)
+
+
+def expand_command(text: str, values: Mapping[str, str]) -> str:
+    """Return a command with variables replaced. A quote in a value ends no quoted text."""
+    resolved = {name: expand(value, values) for name, value in values.items()}
+    in_quotes = {
+        '"': {name: re.sub(r'(["\\])', r"\\\1", value) for name, value in resolved.items()},
+        "'": {name: value.replace("'", "'\\''") for name, value in resolved.items()},
+    }
+
+    def quoted_text(found: re.Match[str]) -> str:
+        return expand(found[0], in_quotes.get(found[0][0], {}))
+
+    return expand(QUOTED.sub(quoted_text, text), values)
 
 
 def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Statement]:

@@ -1,0 +1,148 @@
+"""Find the command of a shell script that is the training."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ddpjob.convert.launch import LAUNCH, SCRIPT, SHELLS, WRAPPERS
+from ddpjob.convert.shell import (
+    ARRAY,
+    ASSIGNMENT,
+    ELEMENTS,
+    Statement,
+    expand_command,
+    split_words,
+    without_redirections,
+)
+from ddpjob.core.api import launcher
+from ddpjob.core.api.readers import SpecError
+
+# Commands of python other than a training.
+NO_TRAINING = re.compile(
+    r"(^|[\s/])python[0-9.]*\s+(-c|-V|--version|-m\s+(pip|venv|ensurepip)|(\S*/)?setup\.py)(\s|$)"
+)
+
+# Programs before a command, and programs that run a command in a container.
+BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
+CONTAINERS = "apptainer|singularity"
+
+# The names of programs and modules that train, if several could be the training.
+TRAINS = re.compile("train|tune|main", re.IGNORECASE)
+
+# The rank of a command that starts processes. One of srun has a higher rank, python a lower one.
+RANK_OF_LAUNCHERS = 3
+
+EXPORTS = ("export", "declare", "typeset", "readonly")
+
+# The end of a line in an array of several lines.
+LINE_END = re.compile(r"\s*\n\s*")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A statement that could be the training.
+
+    - `index`: its place among the statements. `program`: its script or module, or an empty string.
+    - `rank`: how likely it is the training, as of `rank_of`.
+    """
+
+    index: int
+    program: str
+    rank: int
+
+    @property
+    def starts_processes(self) -> bool:
+        """Return True for a launcher such as torchrun: a setup must not start it."""
+        return self.rank >= RANK_OF_LAUNCHERS
+
+
+def find_trainings(
+    statements: Sequence[Statement], path: str, values: Mapping[str, str]
+) -> list[Candidate]:
+    """Return the statements with the highest rank. Raises SpecError if there are none."""
+    known = dict(values)
+    arrays: dict[str, str] = {}
+    found = []
+    for index, one in enumerate(statements):
+        array = ARRAY.fullmatch(one.text)
+        if array:
+            arrays[array[1]] = LINE_END.sub(" ", array[3])
+            continue
+        for word in one.words if one.is_readable else ():
+            assignment = ASSIGNMENT.fullmatch(word)
+            if assignment:
+                known[assignment[1]] = assignment[2]
+        if not one.is_readable or is_assignment(one.words):
+            continue
+        texts = [expand_command(_with_elements(text, arrays), known) for text in one.commands]
+        found.append(Candidate(index, _program(max(texts, key=rank_of)), max(map(rank_of, texts))))
+    best = max((one.rank for one in found), default=0)
+    if not best:
+        raise _no_training(statements, path)
+    return [one for one in found if one.rank == best]
+
+
+def most_likely(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the last candidate, if possible one with the name of a training."""
+    named = [one for one in candidates if TRAINS.search(one.program)]
+    return (named or candidates)[-1]
+
+
+def _program(text: str) -> str:
+    """Return the script or the module in a command, or an empty string."""
+    words = re.split(r"[\s'\"]+", text)
+    for before, word in pairwise(["", *words]):
+        is_module = before == "-m" and word not in launcher.LAUNCHER_MODULES
+        if is_module or SCRIPT.fullmatch(word):
+            return word
+    return ""
+
+
+def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
+    block = next((one for one in statements if not one.is_readable and _mentions(one.text)), None)
+    if block:
+        return SpecError(
+            f"{path}: line {block.line}: the command that trains is in a loop, a condition or a "
+            "function, which ddpjob convert cannot read; write it by itself"
+        )
+    return SpecError(
+        f"{path}: has no line that starts torchrun or python; write the command that starts the "
+        "training"
+    )
+
+
+def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
+    return ELEMENTS.sub(lambda found: arrays.get(found[1], ""), text)
+
+
+def _mentions(text: str) -> bool:
+    return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"]+", text))
+
+
+def rank_of(text: str) -> int:
+    """Return a rank for how likely a command is the training. 0 means it is not."""
+    words, _ = without_redirections(split_words(text))
+    while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
+        words = words[1:]
+    if not words or NO_TRAINING.search(text):
+        return 0
+    program = words[0].rpartition("/")[2]
+    starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
+    # The text of a shell is one word, after its option -c.
+    starts = starts or any(
+        re.fullmatch(r"-\w*c", option) and _mentions(word) for option, word in pairwise(words)
+    )
+    if program == "srun":
+        return 4 if starts else 0
+    if re.fullmatch(f"{SHELLS}|{CONTAINERS}", program):
+        return RANK_OF_LAUNCHERS if starts else 0
+    if program.startswith("python"):
+        return RANK_OF_LAUNCHERS if "torch.distributed" in text else 2
+    if LAUNCH.fullmatch(program):
+        return RANK_OF_LAUNCHERS
+    return 2 if SCRIPT.fullmatch(program) or (re.fullmatch(WRAPPERS, program) and starts) else 0
+
+
+def is_assignment(words: Sequence[str]) -> bool:
+    return bool(words) and (words[0] in EXPORTS or all(map(ASSIGNMENT.fullmatch, words)))
