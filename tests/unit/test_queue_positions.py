@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddpjob.core.api.kueue import Position, read_positions, workload_name
+from ddpjob.core.api.kueue import workload_name
+from ddpjob.core.api.queue_positions import Position, read_positions
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.jobs import job_lines, job_table

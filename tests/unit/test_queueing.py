@@ -215,6 +215,10 @@ def test_a_pod_that_kueue_has_taken_for_one_of_its_own_is_a_reason():
     gates = [{"name": "kueue.x-k8s.io/admission"}]
     (pod,) = read_pods(a_pod(0, scheduling_gated(), schedulingGates=gates))
     assert pod.blocked.reason == Reason.HELD_BY_KUEUE
+    body = a_pod(0, scheduling_gated())
+    body["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+    (held,) = read_pods(body)
+    assert held.blocked == pod.blocked
     assert "integrations.externalFrameworks" in pod.blocked.message
 
 
@@ -359,7 +363,56 @@ def test_a_workload_of_another_kind_is_not_read():
     body["metadata"]["ownerReferences"][0]["kind"] = "Job"
     assert read_workload(body) is None
     del body["metadata"]["ownerReferences"]
+    body["metadata"]["labels"].pop("kueue.x-k8s.io/job-uid")
     assert read_workload(body) is None
+
+
+def test_a_workload_whose_owner_was_taken_off_belongs_to_the_job_in_its_labels():
+    """`kubectl delete --cascade=orphan` takes the owner off."""
+    body = a_workload()
+    before = read_workload(body)
+    del body["metadata"]["ownerReferences"]
+    assert read_workload(body) == before
+
+
+def test_a_workload_of_the_same_name_with_another_uid_is_removed_and_no_place():
+    job = a_running_job(place=Place(1, "another-uid"))
+    plan = decide_for(job, a_workload(**GRANTED), pods=RUN)
+    assert plan.status.place == Place(2)
+    assert plan.status.reason == Reason.QUEUED
+    assert len(plan.delete) == 2
+    later = decide_for(job, a_workload(**GRANTED))
+    assert later.place.action is PlaceAction.REMOVE
+
+
+# A job being deleted
+
+
+def a_job_being_deleted():
+    return replace(a_running_job_with_place(), deleting=True)
+
+
+def test_a_job_being_deleted_leaves_its_pods_to_the_garbage_collector():
+    job = a_job_being_deleted()
+    plan = decide_for(job, a_workload(**GRANTED), pods=RUN)
+    assert (plan.delete, plan.place, plan.status) == ((), None, job.status)
+
+
+@pytest.mark.parametrize(
+    "workload", [a_workload(**PREEMPTED), a_workload(**GRANTED, deleting=True)]
+)
+def test_a_job_held_by_a_finalizer_of_others_gives_its_room_back_if_the_queue_takes_it(workload):
+    job = a_job_being_deleted()
+    plan = decide_for(job, workload, pods=RUN)
+    assert len(plan.delete) == 2
+    assert (plan.place, plan.status) == (None, job.status)
+    assert decide_for(job, workload).place.action is PlaceAction.REMOVE
+
+
+def test_a_job_being_deleted_gives_its_room_back_once_its_pods_have_ended():
+    plan = decide_for(a_job_being_deleted(), a_workload(**GRANTED))
+    assert plan.place.action is PlaceAction.REMOVE
+    assert plan.new_pods == ()
 
 
 def test_the_finalizer_of_others_is_kept():

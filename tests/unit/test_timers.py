@@ -32,6 +32,7 @@ from builders import (
 )
 
 from ddpjob.core.api.history import LONGEST_DELAY, Backoff, UnreachableNode
+from ddpjob.core.api.names import Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, seconds_until_next
 from ddpjob.core.observe.nodes import read_node
@@ -399,3 +400,17 @@ def test_the_agent_is_looked_for_only_while_a_pod_has_waited_for_long():
     assert plan_for(job, a_pod(0, creating(10)), a_pod(1, running())).check_agent
     assert not plan_for(job, a_pod(0, creating(9)), a_pod(1, running())).check_agent
     assert not plan_for(job, a_pod(0, starting()), a_pod(1, running())).check_agent
+
+
+def test_no_clock_runs_while_the_place_of_new_pods_is_unknown():
+    """Kueue may be down. This is neither a slow start nor time of an active job."""
+    limits = {"startupDeadlineSeconds": 60, "activeDeadlineSeconds": 60}
+    job = a_running_job(
+        latched=False, ran=False, starting_since=at(-59), active_since=at(-59), spec=limits
+    )
+    refusal = Refusal(Reason.NO_QUEUE, "the room cannot be read", at(5))
+    plan = plan_for(job, refusal=refusal)
+    assert plan.status.phase == Phase.PENDING
+    assert (plan.status.attempt.starting_since, plan.status.active_since) == (None, None)
+    later = plan_for(written(job, plan), refusal=refusal, now=at(500))
+    assert later.status.phase == Phase.PENDING

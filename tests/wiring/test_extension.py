@@ -9,7 +9,7 @@ from gang import a_job, until
 
 from ddpjob.controller import extension as module
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.extension import Extension
+from ddpjob.controller.extension import Extension, Extensions
 from ddpjob.core.api.names import Identity
 from ddpjob.core.api.owned import owned_metadata
 from ddpjob.core.observe.observation import ApiState
@@ -26,9 +26,11 @@ class Api:
     def __init__(self, **answers: Any) -> None:
         self.document: Any = SERVED
         self.answers = answers
+        self.reads = 0
 
     async def read(self, request: Any) -> Any:
         namespace = getattr(request, "namespace", None)
+        self.reads += 1
         found = self.document if namespace is None else self.answers[namespace]
         if isinstance(found, Exception):
             raise found
@@ -101,7 +103,6 @@ async def test_the_objects_enter_the_store_and_their_jobs_are_looked_at(follow: 
         (None, ApiState.ABSENT),
         ({"resources": [{"name": "others"}]}, ApiState.ABSENT),
         (FORBIDDEN, ApiState.UNREADABLE),
-        (Unreachable("no answer"), ApiState.UNKNOWN),
     ],
 )
 async def test_what_is_known_after_the_first_look(
@@ -113,6 +114,46 @@ async def test_what_is_known_after_the_first_look(
     assert not extension.has_looked
     await extension.wait_for_first_look()
     assert (extension.state, extension.has_looked) == (state, True)
+
+
+async def test_a_look_without_an_answer_is_repeated_a_few_times(follow: Any) -> None:
+    """Until then, a job without a queue waits: its namespace may have a default queue."""
+    api = Api(a=[])
+    api.document = Unreachable("no answer")
+    extension, _ = follow(api)
+    await until(lambda: extension.has_looked)
+    assert extension.state is ApiState.UNKNOWN
+    assert api.reads == module.FAILED_LOOKS
+
+
+def known(state: ApiState, looked: bool = True) -> Extensions:
+    """Return the extensions of a cluster with a default queue in the namespace ml."""
+    cache = Cache()
+    cache.default_queues.see(a_default_queue("uid", "1"))
+    found: Any = SimpleNamespace(
+        state=state, has_looked=looked, cache=cache, state_in=lambda namespace: state
+    )
+    return Extensions(found, found, {})
+
+
+@pytest.mark.parametrize(
+    ("state", "looked", "has_queue"),
+    [
+        (ApiState.UNKNOWN, False, None),
+        (ApiState.SERVED, True, True),
+        (ApiState.UNKNOWN, True, True),
+        (ApiState.ABSENT, True, False),
+        (ApiState.UNREADABLE, True, False),
+        (ApiState.OFF, False, False),
+        (ApiState.REFUSED, False, False),
+    ],
+)
+def test_whether_a_namespace_has_a_default_queue(
+    state: ApiState, looked: bool, has_queue: bool | None
+) -> None:
+    extensions = known(state, looked)
+    assert extensions.has_default_queue("ml") is has_queue
+    assert not extensions.has_default_queue("other")
 
 
 async def test_an_api_that_is_installed_later_is_found(follow: Any) -> None:

@@ -11,6 +11,7 @@ from extensions import Known
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.places import Places
+from ddpjob.core.api.history import Place
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Demand, new_workload
 from ddpjob.core.api.status import PodCounts
@@ -38,8 +39,8 @@ def places(cache: Cache, state: ApiState, flavor: dict[str, Any] | None = None) 
     return Places(writer, cache, Settings(), lambda: datetime.now(UTC), queues)
 
 
-def with_workload(job: Job, *kinds: str) -> Cache:
-    """Return a cache with the Workload of a job, with these conditions True."""
+def a_workload(job: Job, *kinds: str) -> dict[str, Any]:
+    """Return the Workload of a job, with these conditions True."""
     assert job.queue
     body = new_workload(job.identity, 1, Demand(job.queue, 2, {}))
     body["metadata"] |= {"uid": "w", "resourceVersion": "1"}
@@ -49,8 +50,13 @@ def with_workload(job: Job, *kinds: str) -> Cache:
         "admission": {"podSetAssignments": [assignment]},
         "conditions": conditions,
     }
+    return body
+
+
+def with_workload(job: Job, *kinds: str) -> Cache:
+    """Return a cache with the Workload of a job, with these conditions True."""
     cache = Cache()
-    cache.workloads.see(body)
+    cache.workloads.see(a_workload(job, *kinds))
     return cache
 
 
@@ -111,3 +117,74 @@ async def test_a_flavor_that_is_gone_is_named() -> None:
     job = a_job(TEAM)
     with pytest.raises(Refused, match="ResourceFlavor workers does not exist any more"):
         await places(with_workload(job, "Admitted"), ApiState.SERVED).placement(job)
+
+
+class Server:
+    """An API server with one Workload, one job or none, and some pods."""
+
+    def __init__(self, workload: dict[str, Any], pods: list[dict[str, Any]]) -> None:
+        self.workload = workload
+        self.pods = pods
+        self.written: list[dict[str, Any]] = []
+
+    async def read(self, request: Any) -> dict[str, Any] | None:
+        answers = {"workloads": self.workload, "pods": {"items": self.pods}}
+        return answers.get(request.kind.plural)
+
+    async def write(self, request: Any) -> dict[str, Any]:
+        self.written.append(request.body)
+        metadata = {**self.workload["metadata"], "resourceVersion": "9"}
+        return {**self.workload, "metadata": metadata}
+
+
+def without_owner(body: dict[str, Any]) -> dict[str, Any]:
+    metadata = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"}
+    return {**body, "metadata": metadata}
+
+
+def with_server(cache: Cache, server: Server) -> Places:
+    found = places(cache, ApiState.SERVED)
+    found.writer = cast(Any, server)
+    return found
+
+
+def a_pod_without_owner(runs: bool) -> dict[str, Any]:
+    labels = {"ddpjob.dev/attempt": "0", "ddpjob.dev/index": "0"}
+    metadata = {
+        "name": "digits-0-0",
+        "namespace": "ml",
+        "uid": "p",
+        "labels": labels,
+        "resourceVersion": "1",
+    }
+    end = {"running": {}} if runs else {"terminated": {"exitCode": 0}}
+    statuses = [{"name": "trainer", "state": end}]
+    phase = "Running" if runs else "Succeeded"
+    return {"metadata": metadata, "status": {"phase": phase, "containerStatuses": statuses}}
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_workload_orphaned_with_its_pods_is_let_go_after_them(runs: bool) -> None:
+    """`kubectl delete --cascade=orphan` takes the owner off the Workload and off the pods."""
+    job = a_job(TEAM)
+    body = without_owner(a_workload(job))
+    cache = Cache()
+    cache.workloads.see(body)
+    assert cache.key_of_owned(body) == ("ml", "digits")
+    server = Server(body, [a_pod_without_owner(runs)])
+    await with_server(cache, server).let_orphans_go(("ml", "digits"))
+    assert len(server.written) == (0 if runs else 1)
+
+
+async def test_a_workload_without_its_label_gets_it_again_and_is_no_lost_place() -> None:
+    job = a_job(TEAM)
+    body = a_workload(job)
+    placed = replace(job, status=replace(job.status, place=Place(1, "w")))
+    cache = Cache()
+    server = Server(body, [])
+    assert await with_server(cache, server).recover(placed)
+    labels = server.written[0]["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "ddpjob-operator"}
+    assert cache.workload_of(placed)
+    other = replace(job, status=replace(job.status, place=Place(1, "another")))
+    assert not await with_server(Cache(), server).recover(other)

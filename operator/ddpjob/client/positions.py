@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpjob.core.api.kueue import PENDING_WORKLOADS, Position, read_positions
+from ddpjob.core.api.queue_positions import PENDING_WORKLOADS, Position, read_positions
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import PENDING_QUEUES

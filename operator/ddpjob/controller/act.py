@@ -183,6 +183,9 @@ class Actor:
         existing = await self._find_existing(job, plan.confirm)
         if existing:
             return await self._keep(job, existing)
+        takes_new_place = plan.status.place.number > job.status.place.number
+        if takes_new_place and await self.places.recover(job):
+            return AGAIN
         if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
             return AGAIN
         return None
@@ -191,8 +194,9 @@ class Actor:
         """Return when to write a status with nothing but progress; None for at once."""
         interval = max(PROGRESS_INTERVAL, len(self.with_progress) / PROGRESS_RATE)
         interval = min(interval, LONGEST_PROGRESS_INTERVAL)
-        if plan.status.reason == Reason.QUEUED and ":" in job.status.message:
-            # It has words of the queue already.
+        is_waiting = plan.status.has(Condition.SUSPENDED) and plan.status.reason != Reason.SUSPENDED
+        if is_waiting and ":" in job.status.message:
+            # It waits for its queue, and has words of the queue already.
             interval = QUEUE_INTERVAL
         wait = memory.last_write + interval - self.clock()
         if wait <= 0 or not plan.only_reports_progress(job.status):

@@ -17,7 +17,7 @@ from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_o
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Workload, read_workload, workload_name
+from ddpjob.core.api.kueue import Workload, job_of, read_workload, workload_of_place
 from ddpjob.core.api.names import Identity
 from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.pod_groups import PodGroup, read_pod_group
@@ -313,8 +313,8 @@ class Cache:
 
     @staticmethod
     def key_of_owned(body: Dict) -> Key | None:
-        """Return the key of the job that owns an object, or None."""
-        owner = owner_of(body)
+        """Return the key of the job that owns an object of an extension, or None."""
+        owner = job_of(body)
         return key_of(owner) if owner else None
 
     def workloads_of(self, job: Identity) -> tuple[Workload, ...]:
@@ -328,14 +328,12 @@ class Cache:
 
     def workload_of(self, job: Job) -> Workload | None:
         """Return the Workload of the job's present place, or None."""
-        name = workload_name(job.name, job.uid, job.status.place.number)
-        for workload in self.workloads_of(job.identity):
-            if workload.name == name:
-                return workload
-        return None
+        place = job.status.place
+        found = self.workloads_of(job.identity)
+        return workload_of_place(found, job.identity, place.number, place.uid)
 
     def orphans_of(self, key: Key) -> list[Workload]:
-        """Return the Workloads of removed jobs of this name."""
+        """Return the Workloads of removed jobs of this name, with the operator's finalizer."""
         seen = self.job(key)
         uid = seen.uid if seen else ""
         by_uid = self.workloads.by_key.get(key, {})

@@ -30,6 +30,10 @@ INTERVAL = 10.0
 # Seconds for the first look at the API.
 FIRST_LOOK = 2.0
 
+# After so many failed looks, jobs without a queue no longer wait: a broken extension must not stop
+# those that do not use it.
+FAILED_LOOKS = 3
+
 # The operator's own objects.
 OWN = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
 
@@ -53,6 +57,7 @@ class Extension:
     query: Mapping[str, str] = field(default_factory=lambda: OWN)
     unreadable: set[str] = field(default_factory=set)
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
+    _failed_looks: int = 0
     _listed: set[str | None] = field(default_factory=set)
     # The version of the last LIST of each namespace.
     _listed_before: dict[str | None, int] = field(default_factory=dict)
@@ -67,6 +72,7 @@ class Extension:
             except CallFailed as error:
                 log.warning("cannot read the %s of %s: %s", self.kind.plural, self.kind.api, error)
                 is_forbidden = isinstance(error, ApiError) and error.status in (401, 403)
+                self._failed_looks += 1
                 self._become(ApiState.UNREADABLE if is_forbidden else ApiState.UNKNOWN)
             await asyncio.sleep(INTERVAL)
 
@@ -77,7 +83,7 @@ class Extension:
 
     @property
     def has_looked(self) -> bool:
-        """Return True after the first look at the API, also after a failed one."""
+        """Return True after the first look with an answer, or FAILED_LOOKS without."""
         return self._has_looked.is_set()
 
     async def wait_for_first_look(self) -> None:
@@ -150,7 +156,8 @@ class Extension:
 
     def _become(self, state: ApiState) -> None:
         """Set the state. After a change, look at all jobs: some wait for it."""
-        self._has_looked.set()
+        if state is not ApiState.UNKNOWN or self._failed_looks >= FAILED_LOOKS:
+            self._has_looked.set()
         if state is self.state:
             return
         self.state = state
@@ -184,13 +191,13 @@ class Extensions:
 
         Returns None if this is not known yet.
         """
-        both = (self.queues, self.default_queues)
         if self.queues.state in (ApiState.OFF, ApiState.REFUSED):
             return False
-        if not all(one.has_looked for one in both):
+        if not (self.queues.has_looked and self.default_queues.has_looked):
             return None
-        is_served = self.queues.state_in(namespace) is ApiState.SERVED
-        return is_served and namespace in self.queues.cache.default_queues.by_namespace
+        # After a failed look, what was known before counts.
+        may_exist = self.queues.state_in(namespace) in (ApiState.SERVED, ApiState.UNKNOWN)
+        return may_exist and namespace in self.queues.cache.default_queues.by_namespace
 
     @property
     def all(self) -> tuple[Extension, ...]:

@@ -91,6 +91,26 @@ class Places:
             return Outcome.CHANGED
         return Outcome.DONE
 
+    async def recover(self, job: Job) -> bool:
+        """Find the Workload of a job's place again, if it only seems to be gone.
+
+        Someone may have taken off the label by which the operator watches it. Return True if it was
+        found: it has its label again.
+        """
+        place = job.status.place
+        if not place.uid or self.cache.workload_of(job):
+            return False
+        name = kueue.workload_name(job.name, job.uid, place.number)
+        request = Request(Verb.GET, WORKLOADS, job.namespace, name)
+        found = kueue.read_workload(await self.writer.read(request) or {})
+        if found is None or (found.job_uid, found.uid) != (job.uid, place.uid):
+            return False
+        labels = {names.LABEL_MANAGED_BY: names.MANAGER}
+        metadata = {**_as_seen(found), "labels": labels}
+        body = {"metadata": metadata}
+        request = Request(Verb.MERGE, WORKLOADS, job.namespace, name, body=body)
+        return self.cache.workloads.restore(await self.writer.write(request))
+
     async def _create(self, job: Job) -> None:
         """Ask for room. An existing Workload of this number is the answer to an earlier request."""
         assert job.spec
@@ -136,10 +156,11 @@ class Places:
             raise Refused(Reason.NO_QUEUE, f"{word} {name} does not exist; choose another one")
         return Priority(int(found.get("value", 0)), kind.group, word, name)
 
-    async def _is_unused(self, job: Identity) -> bool:
+    async def _is_unused(self, job: Identity, *owners: Identity | None) -> bool:
         """Return True if the API server has no pod of a job with a running container.
 
-        Running pods enter the cache. Room in use by a pod must not be given to others.
+        Running pods enter the cache. Room in use by a pod must not be given to others. `owners` are
+        more possible owners of the pods of a removed job.
         """
         query = {
             "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
@@ -148,7 +169,7 @@ class Places:
         answer = await self.writer.read(Request(Verb.GET, PODS, job.namespace, query=query))
         is_unused = True
         for body in (answer or {}).get("items", ()):
-            pod = read_pod(body) if owner_of(body) == job else None
+            pod = read_pod(body) if owner_of(body) in (job, *owners) else None
             if pod and not pod.released:
                 self.cache.pods.restore(body)
                 is_unused = False
@@ -309,7 +330,8 @@ class Places:
             return
         found = await self.writer.read(Request(Verb.GET, JOBS, *key))
         exists = found is not None and child(found, "metadata").get("uid") == job.uid
-        if exists or not await self._is_unused(job):
+        # The garbage collector may have taken the owner off the pods too.
+        if exists or not await self._is_unused(job, None):
             return
         log.info("%s/%s: its Workload %s is let go", *key, workload.name)
         try:

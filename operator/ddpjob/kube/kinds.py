@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ddpjob.core.api import kueue, names
 from ddpjob.core.api.pod_groups import BACKENDS
+from ddpjob.core.api.queue_positions import VISIBILITY_GROUP
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespa
 # Workloads waiting in a LocalQueue.
 WORKLOADS = Kind(kueue.GROUP, kueue.VERSION, "workloads")
 LOCAL_QUEUES = Kind(kueue.GROUP, kueue.VERSION, "localqueues")
-PENDING_QUEUES = Kind(kueue.VISIBILITY_GROUP, kueue.VERSION, "localqueues")
+PENDING_QUEUES = Kind(VISIBILITY_GROUP, kueue.VERSION, "localqueues")
 FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)

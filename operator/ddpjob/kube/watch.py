@@ -40,7 +40,8 @@ async def watch(
     """Yield the existing objects, then None, then each change for ever.
 
     `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST, and
-    before it `on_list` gets the UIDs and the resourceVersion of the LIST.
+    before it `on_list` gets the UIDs and the resourceVersion of the LIST. An object deleted during
+    a gap comes with its metadata and an empty spec.
     Raises ApiError or Unreachable if the first LIST fails, or all tries of a later one.
     """
     everything = Request(Verb.GET, kind, namespace, query=query)
@@ -55,12 +56,12 @@ async def watch(
             if on_list:
                 on_list({_uid(found) for found in listed}, version)
             yield None
-            known = {_uid(found): found for found in listed}
+            known = {_uid(found): _kept(found) for found in listed}
             has_listed = True
             failures = 0
             async for change in _watch(api, everything, version):
                 what, found = change
-                known[_uid(found)] = found
+                known[_uid(found)] = _kept(found)
                 if what == "DELETED":
                     del known[_uid(found)]
                 yield change
@@ -138,6 +139,13 @@ def _differences(known: Mapping[str, Object], listed: list[Object]) -> Iterator[
             yield "ADDED", found
         elif before["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
             yield "MODIFIED", found
+
+
+def _kept(found: Object) -> Object:
+    """Return what is kept of an object, to find its deletion in a later LIST."""
+    metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
+    kind = {"apiVersion": found["apiVersion"], "kind": found["kind"]}
+    return {**kind, "metadata": metadata, "spec": {}}
 
 
 def _uid(found: Object) -> str:

@@ -30,11 +30,6 @@ GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-# The API that lists the pending Workloads of a queue, in their order. It is a server of its own,
-# and an installation of Kueue may lack it.
-VISIBILITY_GROUP = f"visibility.{GROUP}"
-PENDING_WORKLOADS = "pendingworkloads"
-
 # Labels of a job, as users of Kueue know them.
 LABEL_QUEUE = f"{GROUP}/queue-name"
 LABEL_PRIORITY = f"{GROUP}/priority-class"
@@ -56,6 +51,7 @@ MAX_PLACES = 1000
 
 # How Kueue's pod integration marks a pod that it takes for one of its own.
 POD_GATE = f"{GROUP}/admission"
+POD_FINALIZER = f"{GROUP}/managed"
 
 # A LocalQueue of this name takes what has no queue.
 DEFAULT_QUEUE = "default"
@@ -82,16 +78,6 @@ class Queue:
 
     def __str__(self) -> str:
         return self.name
-
-
-class Position(NamedTuple):
-    """The position of a pending Workload, in its LocalQueue and in its ClusterQueue.
-
-    The first is 1.
-    """
-
-    in_local_queue: int
-    in_cluster_queue: int
 
 
 # The values of the labels of a domain, in their order. All domains of a Workload have equal labels.
@@ -190,9 +176,9 @@ def read_queue(labels: Any) -> Queue | None:
 
 
 def read_workload(body: Dict) -> Workload | None:
-    """Return what is kept of a Workload; None for one that no DDPJob owns."""
+    """Return what is kept of a Workload; None for one that is of no DDPJob."""
     metadata = child(body, "metadata")
-    owner = owner_of(body)
+    owner = job_of(body)
     if owner is None:
         return None
     spec, status = child(body, "spec"), child(body, "status")
@@ -226,22 +212,18 @@ def read_workload(body: Dict) -> Workload | None:
     )
 
 
-def read_positions(answer: Dict, namespace: str) -> dict[str, Position]:
-    """Return the positions in a list of pending Workloads, by the names of the Workloads.
+def job_of(body: Dict) -> names.Identity | None:
+    """Return the DDPJob that owns a Workload, or None.
 
-    Kueue counts from 0. What is not readable, or of another namespace, is left out.
+    Without any owner, it is the job in the labels: if a job is deleted with `--cascade=orphan`, the
+    garbage collector takes the owner off.
     """
-    found = {}
-    for item in children(answer, "items"):
-        metadata = child(item, "metadata")
-        name = metadata.get("name")
-        local = integer_or_none(item.get("positionInLocalQueue"))
-        cluster = integer_or_none(item.get("positionInClusterQueue"))
-        if not isinstance(name, str) or metadata.get("namespace") != namespace:
-            continue
-        if local is not None and cluster is not None and min(local, cluster) >= 0:
-            found[name] = Position(local + 1, cluster + 1)
-    return found
+    metadata = child(body, "metadata")
+    labels = child(metadata, "labels")
+    job, uid = labels.get(names.LABEL_JOB), labels.get(LABEL_JOB_UID)
+    if metadata.get("ownerReferences") or not (job and uid):
+        return owner_of(body)
+    return names.Identity(str(metadata.get("namespace")), str(job), str(uid))
 
 
 def _flavors(admission: Dict) -> Iterator[str]:
@@ -311,6 +293,15 @@ def workload_name(job: str, uid: str, number: int) -> str:
     """
     digest = hashlib.sha256(f"{uid}/{number}".encode()).hexdigest()[:8]
     return f"ddpjob-{job}-{digest}"
+
+
+def workload_of_place(
+    workloads: Iterable[Workload], job: names.Identity, number: int, uid: str
+) -> Workload | None:
+    """Return the Workload of a job's place, or None. `uid` is empty until it was admitted."""
+    name = workload_name(job.name, job.uid, number)
+    named = (one for one in workloads if one.name == name)
+    return next((one for one in named if uid in ("", one.uid)), None)
 
 
 def newest_number(job: str, uid: str, found: Iterable[str]) -> int:

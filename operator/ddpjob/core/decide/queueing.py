@@ -27,8 +27,10 @@ from ddpjob.core.api.kueue import (
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.decide.deletions import delete_all_unfinished
+from ddpjob.core.decide.transitions import grace_of
 from ddpjob.core.observe.observation import ApiState, Finding, Observation, Pod
-from ddpjob.core.plan import PlaceAction, PlaceStep, counted
+from ddpjob.core.plan import PlaceAction, PlaceStep, Plan, counted
 
 # Why a job with a queue does not begin.
 NOT_SERVED = {
@@ -159,6 +161,17 @@ def _with_words(text: str, workload: Workload, kind: str) -> str:
     return f"{text}: {words}" if words else text
 
 
+def leave(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Return the plan for a job being deleted: its status stays, and its room goes back.
+
+    A finalizer of others may hold the job for long. Meanwhile the queue may take the room back.
+    """
+    workload = obs.workload
+    is_taken = workload is not None and (workload.evicted or workload.deleting)
+    delete = delete_all_unfinished(obs, grace_of(obs), now) if is_taken else ()
+    return Plan(obs.status, delete=delete, place=next_step(obs, spec, now))
+
+
 def next_place(obs: Observation, spec: Spec) -> Place:
     """Return the present or the next place of a job. Each new place has a number of its own."""
     place = obs.status.place
@@ -177,7 +190,7 @@ def next_place(obs: Observation, spec: Spec) -> Place:
 
 
 def _wants_room(obs: Observation, spec: Spec) -> bool:
-    if obs.status.finished or spec.lifecycle.suspended:
+    if obs.status.finished or obs.job.deleting or spec.lifecycle.suspended:
         return False
     return obs.queue is not None and obs.kueue is ApiState.SERVED
 

@@ -49,6 +49,7 @@ from ddpjob.core.decide.in_place import assignments
 from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.decide.queueing import (
     finish,
+    leave,
     may_join_a_queue,
     misplaced,
     next_place,
@@ -84,8 +85,11 @@ def decide(obs: Observation, now: datetime) -> Plan:
     or if the API server has a newer status.
     """
     spec = obs.job.spec
-    if _must_not_write(obs):
+    is_behind = obs.status_is_behind and not obs.is_current
+    if is_behind or obs.job.managed_by != names.CONTROLLER:
         return Plan(obs.status)
+    if obs.job.deleting:
+        return leave(obs, spec, now) if spec else Plan(obs.status)
     # From here on, no clock of the status is ahead of `now`.
     obs = with_status(obs, at_clock(obs.status, now))
     if spec is None:
@@ -107,12 +111,6 @@ def decide(obs: Observation, now: datetime) -> Plan:
         conditions=conditions,
     )
     return replace(plan, status=status)
-
-
-def _must_not_write(obs: Observation) -> bool:
-    if obs.job.deleting or obs.job.managed_by != names.CONTROLLER:
-        return True
-    return obs.status_is_behind and not obs.is_current
 
 
 def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> Plan:

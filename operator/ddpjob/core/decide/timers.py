@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.names import Condition
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Attempt, Status, starting_seconds
 from ddpjob.core.api.times import MAX_SECONDS, later
@@ -47,7 +48,8 @@ CUT_OFF_INTERVAL = timedelta(seconds=5)
 def run_clocks(obs: Observation, now: datetime) -> Status:
     """Return the status with its clocks started and stopped."""
     status = obs.status
-    if status.finished or status.has(Condition.SUSPENDED):
+    waits_for_queue = _waits_for_queue(obs) and not obs.unreleased
+    if status.finished or status.has(Condition.SUSPENDED) or waits_for_queue:
         return _stop_clocks(status, now)
     active_since = status.active_since
     if not active_since and obs.unreleased:
@@ -109,6 +111,8 @@ def _is_starting(obs: Observation, now: datetime) -> bool:
     """Return True if the attempt waits for its nodes, and neither for a queue nor for its turn."""
     status = obs.status
     attempt = status.attempt
+    if _waits_for_queue(obs):
+        return False
     if attempt.number is None or attempt.running_time or attempt.yielding:
         return False
     backoff_end = status.backoff.until
@@ -118,6 +122,11 @@ def _is_starting(obs: Observation, now: datetime) -> bool:
         return False
     older_run = any(not pod.released for pod in obs.older)
     return not obs.leftovers and not older_run
+
+
+def _waits_for_queue(obs: Observation) -> bool:
+    """Return True if the place of new pods is not known, as while Kueue is down."""
+    return obs.refusal is not None and obs.refusal.reason == Reason.NO_QUEUE
 
 
 # The timers

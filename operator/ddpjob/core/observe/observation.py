@@ -13,7 +13,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang, Steps
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Queue, Workload, workload_name
+from ddpjob.core.api.kueue import Queue, Workload, workload_of_place
 from ddpjob.core.api.pod_groups import GroupName
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
@@ -266,8 +266,8 @@ class Observation:
     @cached_property
     def workload(self) -> Workload | None:
         """Return the Workload of the job's present place, or None."""
-        name = workload_name(self.job.name, self.job.uid, self.status.place.number)
-        return next((one for one in self.workloads if one.name == name), None)
+        place = self.status.place
+        return workload_of_place(self.workloads, self.job.identity, place.number, place.uid)
 
     @cached_property
     def unreleased(self) -> tuple[Pod, ...]:

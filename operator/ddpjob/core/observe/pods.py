@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import LABEL_QUEUE, POD_GATE, selector_of_place
+from ddpjob.core.api.kueue import LABEL_QUEUE, POD_FINALIZER, POD_GATE, selector_of_place
 from ddpjob.core.api.pod_groups import group_of_pod
 from ddpjob.core.api.readers import (
     Dict,
@@ -119,7 +119,7 @@ def read_pod(body: Dict) -> Pod | None:
         place=selector_of_place(body),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
-        blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,
+        blocked=_blocked(body, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=_exit_reason(end or {}, termination),
         message=termination.text,
@@ -436,9 +436,11 @@ def _schedule_condition(status: Dict) -> Dict:
     return condition if condition.get("status") == "False" else {}
 
 
-def _blocked(spec: Dict, status: Dict, container: Dict) -> Finding | None:
+def _blocked(body: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
-    if any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates")):
+    metadata, spec, status = (child(body, part) for part in ("metadata", "spec", "status"))
+    is_gated = any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates"))
+    if is_gated or POD_FINALIZER in (metadata.get("finalizers") or ()):
         return Finding(Reason.HELD_BY_KUEUE, HELD_BY_KUEUE)
     scheduled = _schedule_condition(status)
     if scheduled:
