@@ -20,7 +20,7 @@ help: ## this list
 demo: $(RUNTIME) ## train a job of two nodes on this machine: no cluster, no Docker, no data
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
-test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too; then what each layer took
+test: $(STAMP) ## the tests; with Docker and kind those on a cluster too; then what each layer took
 	nice $(BIN)/pytest -n 4 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster

@@ -1,4 +1,4 @@
-"""The prose of docstrings, comments and documents: few relative clauses.
+"""The prose of docstrings, comments and documents: few relative clauses, and a short README.
 
 "The pods that the operator has created" is longer than "the operator's pods". A clause now and then
 is fine, so a whole folder has a limit, and a file has none. Code blocks are no prose.
@@ -18,7 +18,20 @@ ROOT = Path(__file__).parents[2]
 MAX_PER_1000_WORDS = 15
 MAX_PER_1000_WORDS_OF_A_PAGE = 25
 
-FOLDERS = ("operator", "trainer", "bench", "tests", "examples", "release", "docs", "charts")
+# The README is also the home page of the site. A reader looks at its first screen.
+MAX_WORDS_OF_README = 600
+
+FOLDERS = (
+    "operator",
+    "trainer",
+    "bench",
+    "tests",
+    "examples",
+    "release",
+    "docs",
+    "charts",
+    "images",
+)
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
@@ -70,3 +83,10 @@ def test_a_folder_has_few_relative_clauses(folder):
 def test_a_page_has_few_relative_clauses(page):
     rate = per_1000_words([prose_of(ROOT / page)])
     assert rate <= MAX_PER_1000_WORDS_OF_A_PAGE, f"{rate:.1f} per 1,000 words"
+
+
+def test_the_readme_is_short_and_says_early_why():
+    text = (ROOT / "README.md").read_text()
+    assert len(CODE.sub("x", text).split()) <= MAX_WORDS_OF_README
+    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert headings[:3] == ["Why this, and when something else", "How it works", "Two commands"]
