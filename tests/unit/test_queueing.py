@@ -516,6 +516,14 @@ def test_a_job_that_is_taken_up_again_joins_before_its_first_pod():
     assert (plan.join_queue, plan.create) == ("default", ())
 
 
+def test_a_resumed_job_joins_the_queue_that_was_made_while_it_ran():
+    job = a_job_without_queue(status=a_status(conditions=a_condition(Condition.SUSPENDED)))
+    plan = decide_for(job, queue=None, has_default_queue=True)
+    assert (plan.join_queue, plan.create) == ("default", ())
+    waiting = decide_for(job, pods=RUN, queue=None, has_default_queue=True)
+    assert waiting.join_queue == ""
+
+
 def test_a_label_that_cannot_be_written_is_the_reason():
     refusal = Refusal(Reason.FORBIDDEN, "ddpjobs is forbidden", at(30))
     plan = decide_for(a_new_job(), queue=None, has_default_queue=True, refusal=refusal)

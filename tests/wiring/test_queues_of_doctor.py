@@ -8,7 +8,13 @@ from aiohttp import web
 from fake_api import FakeApi, refusal
 
 from ddpjob.client import AsyncClient
-from ddpjob.client.queues import check_queues, find_held, find_traps, find_without_kueue
+from ddpjob.client.queues import (
+    check_queues,
+    find_held,
+    find_refused_pods,
+    find_traps,
+    find_without_kueue,
+)
 from ddpjob.core.api.kueue import Demand, Queue, new_workload, read_workload
 from ddpjob.core.api.names import Identity
 from ddpjob.jobs.user_job import DDPJob
@@ -43,6 +49,28 @@ def test_queues_that_do_not_exist_and_a_default_one_are_found(
     shown = list(find_traps([job], known))
     assert len(shown) == len(found)
     assert all(words in one.found for words, one in zip(found, shown, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "found"),
+    [
+        (
+            "FailedCreate",
+            'failed calling webhook "mpod.kb.io": context deadline exceeded',
+            "Kueue refuses the pods of job digits",
+        ),
+        ("HeldByKueue", "", "Kueue takes the pods of job digits one by one"),
+    ],
+)
+def test_pods_that_kueue_refuses_or_holds_are_found(reason: str, message: str, found: str) -> None:
+    manifest = DDPJob.create("digits", image="i", args=["train.py"]).manifest()
+    status = {"phase": "Pending", "reason": reason, "message": message}
+    job = DDPJob.from_manifest({**manifest, "status": status})
+    (finding,) = find_refused_pods([job])
+    assert finding.found.startswith(found)
+    conditions = [{"type": "Failed", "status": "True"}]
+    ended = DDPJob.from_manifest({**manifest, "status": {**status, "conditions": conditions}})
+    assert not list(find_refused_pods([ended]))
 
 
 def test_without_kueue_a_job_that_waits_for_a_queue_is_found() -> None:

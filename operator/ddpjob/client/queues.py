@@ -8,11 +8,16 @@ from ddpjob.client.findings import Finding, jobs_of_namespace, list_if_allowed
 from ddpjob.core.api import names
 from ddpjob.core.api.kueue import DEFAULT_QUEUE, LABEL_QUEUE, Workload, read_workload
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.kinds import LOCAL_QUEUES, WORKLOADS
 from ddpjob.kube.request import ReadDocument
 
 SUBJECT = "Queues"
+
+# Kueue's webhook for pods. Without its answer, the API server refuses all pods of the cluster.
+POD_WEBHOOK = "mpod.kb.io"
+
 PAGE = "users/queues.md#for-administrators"
 
 
@@ -21,13 +26,14 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
     jobs = await jobs_of_namespace(client)
     with client_errors():
         is_served = await client.api.read(ReadDocument(WORKLOADS.api))
+    refused = list(find_refused_pods(jobs))
     if not is_served:
-        return list(find_without_kueue(jobs))
+        return [*find_without_kueue(jobs), *refused]
     queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace)
     labels = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
     found = await list_if_allowed(client, WORKLOADS, client.namespace, labels) or ()
     workloads = list(filter(None, map(read_workload, found)))
-    findings: list[Finding] = []
+    findings = refused
     if queues is not None:
         findings += find_traps(jobs, queues)
     findings += find_held(workloads)
@@ -44,6 +50,25 @@ def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
         yield Finding(SUBJECT, found, advice, PAGE)
 
 
+def find_refused_pods(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
+    """Yield findings about jobs whose pods are refused or held by Kueue's webhook for pods."""
+    for job in jobs:
+        if not job.finished and POD_WEBHOOK in job.message:
+            yield Finding(
+                SUBJECT,
+                f"Kueue refuses the pods of job {job.name}: {POD_WEBHOOK} gives no answer",
+                "look whether Kueue runs and whether its ServiceAccount may read DDPJobs: "
+                "`kueue.account` of the chart names it",
+                PAGE,
+            )
+        elif not job.finished and job.reason == Reason.HELD_BY_KUEUE:
+            found = f"Kueue takes the pods of job {job.name} one by one"
+            advice = (
+                f"let Kueue's configuration name DDPJobs, and give the job the label {LABEL_QUEUE}"
+            )
+            yield Finding(SUBJECT, found, advice, PAGE)
+
+
 def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Finding]:
     """Yield findings about missing queues, and about a default queue for single pods."""
     unfinished = [job for job in jobs if not job.finished]
@@ -55,9 +80,13 @@ def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Findi
             if known:
                 advice = f"choose one of {', '.join(sorted(known))}"
             yield Finding(SUBJECT, found, advice, PAGE)
-    if DEFAULT_QUEUE in known and any(not job.queue for job in unfinished):
-        found = f"the LocalQueue {DEFAULT_QUEUE} also takes the pods of jobs without a queue"
-        advice = f"give each job the label {LABEL_QUEUE}, or the LocalQueue another name"
+    without = [job for job in unfinished if not job.queue and not job.spec.get("suspend")]
+    if DEFAULT_QUEUE in known and without:
+        found = (
+            f"the LocalQueue {DEFAULT_QUEUE} also takes the pods of jobs without a queue, such as "
+            f"{without[0].name}"
+        )
+        advice = "suspend and resume such a job: it then joins the queue"
         yield Finding(SUBJECT, found, advice, PAGE)
 
 

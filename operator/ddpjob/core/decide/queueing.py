@@ -116,9 +116,11 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
         # With a place there, only the label was lost, as by `kubectl replace` of the user's
         # manifest.
         return True
-    has_pods = obs.unreleased or obs.current or obs.status.attempt.latched
+    # A resumed job gets new pods.
+    has_begun = obs.current or obs.status.attempt.latched
+    goes_on = has_begun and not obs.status.has(Condition.SUSPENDED)
     has_room = any(one.has_quota for one in obs.workloads)
-    return not has_pods and not has_room
+    return not (goes_on or obs.unreleased or has_room)
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:
