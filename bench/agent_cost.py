@@ -80,6 +80,7 @@ def run_agent(folder: Path) -> tuple[float, float, float]:
         "first_seconds": None,
         "heartbeat": "Log",
         "fast_start": False,
+        "state_path": "/state/uid-of-job/0",
     }
     words = [sys.executable, "-IS", str(folder / "agent"), "agent", json.dumps(options)]
     began = time.monotonic()

@@ -62,6 +62,7 @@ class Pod:
             "setup_seconds": 1800,
             "own_files": False,
             "own_ipc": False,
+            "state_path": "/state/uid-of-job/0",
             "port": None,
             "command": TORCHRUN if command is None else command,
             "flags": [],

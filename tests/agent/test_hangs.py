@@ -10,6 +10,8 @@ import pytest
 
 from ddpjob.agent import suspicion
 from ddpjob.agent.files import stat_fields
+from ddpjob.agent.report import shutdown_seconds
+from ddpjob.agent.stacks import stack_lines
 
 from .kubelet import wait_until
 
@@ -148,8 +150,8 @@ def test_a_rank_that_has_given_no_heartbeat_writes_its_stack_too(pod):
     assert "line 3 in <module>" in found.report["lines"][0]
 
 
-@pytest.mark.parametrize("ranks", [1, 8])
-def test_a_worker_that_cannot_show_its_stack_is_ended_too(pod, ranks):
+@pytest.mark.parametrize(("ranks", "whose"), [(1, "rank 0"), (8, "ranks 0-7")])
+def test_a_worker_that_cannot_show_its_stack_is_ended_too(pod, ranks, whose):
     script = """
 import os, signal, time
 signal.signal(signal.SIGABRT, signal.SIG_IGN)
@@ -160,7 +162,7 @@ time.sleep(600)
     found.assign(0, ranks=ranks)
     found.start()
     assert found.end() == 1
-    assert found.report["lines"] == [f"rank {rank}: no stack" for rank in range(ranks)]
+    assert found.report["lines"] == [f"{whose}: no stack"]
     wait_until(lambda: not found.processes())
 
 
@@ -246,3 +248,26 @@ time.sleep(1.5)
     found.assign(0)
     found.start()
     assert found.end() == 0
+
+
+def test_the_smallest_group_of_equal_stacks_comes_first_and_no_rank_is_left_out():
+    waits = ('File "/venv/torch/all_reduce.py", line 9 in wait', 'File "/train.py", line 7 in step')
+    computes = ('File "/train.py", line 3 in compute',)
+    others = [rank for rank in range(32) if rank != 13]
+    assert stack_lines({waits: others, computes: [13]}) == [
+        'rank 13: File "/train.py", line 3 in compute',
+        'ranks 0-12,14-31: File "/venv/torch/all_reduce.py", line 9 in wait',
+        'ranks 0-12,14-31: File "/train.py", line 7 in step',
+    ]
+
+
+def test_a_long_path_is_complete():
+    """A local run may be deep in folders."""
+    frame = f'File "/{"folder/" * 25}train.py", line 12 in forward'
+    assert stack_lines({(frame,): [3]}) == [f"rank 3: {frame}"]
+
+
+def test_a_wrong_time_for_workers_to_end_is_left_to_torchrun():
+    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}) == 7.0
+    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}) == 30.0
+    assert shutdown_seconds({}) == 30.0

@@ -161,5 +161,14 @@ def test_the_state_has_the_last_trouble_of_torchrun_and_is_small(pod, port):
     assert json.loads(body)["ended"] == []
 
 
+def test_the_state_has_a_path_of_this_pod_alone(pod, port):
+    found = pod(TRAINS, port=port, state_path="/state/uid/1")
+    found.assign(0)
+    found.start()
+    wait_until(found.is_up)
+    assert found.get("/state/uid/1") == found.get("/state")
+    assert found.get("/state/uid/0")[0] == 404
+
+
 def state_of(found):
     return json.loads(found.get("/state")[1])

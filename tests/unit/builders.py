@@ -43,7 +43,7 @@ from ddpjob.core.api.status import (
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import Observation, Pod, observe
+from ddpjob.core.observe.observation import Nodes, Observation, Pod, observe
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import Plan
 
@@ -515,7 +515,7 @@ def a_node(name="node-0", ready="True", *taints, uid=""):
 def nodes_of(*bodies):
     """Return nodes by name, with enough healthy ones that those given are never most of them."""
     healthy = [a_node(f"other-{number}") for number in range(10)]
-    return {node.name: node for node in map(read_node, [*bodies, *healthy])}
+    return Nodes(map(read_node, [*bodies, *healthy]))
 
 
 # Decisions

@@ -21,6 +21,7 @@ from builders import (
     torchrun_summary,
 )
 
+from ddpjob.controller.fair import FairLine
 from ddpjob.core.api.history import UnreachableNode
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import ClusterPolicy, observe
@@ -100,3 +101,26 @@ def lost_gang(size):
 
 def look_at_dead_nodes(job, pods, nodes):
     return decide(observe(job, pods, nodes=nodes, policy=ClusterPolicy()), at(100))
+
+
+def test_a_look_at_a_job_does_not_depend_on_the_number_of_nodes_of_the_cluster():
+    job, pods = all_run(4)
+    small, large = (opcodes(look, job, pods, cluster(size)) for size in (60, 600))
+    assert large < 1.1 * small
+
+
+def test_the_next_of_twice_the_waiting_groups_is_no_more_work():
+    def drain(line, size):
+        for group in range(size):
+            assert line.first() == group
+            line.begin(group)
+            line.remove(group, group)
+
+    def filled(size):
+        line = FairLine()
+        for group in range(size):
+            line.add(group, group)
+        return line
+
+    small, large = (opcodes(drain, filled(size), size) for size in (100, 200))
+    assert large < 2.3 * small

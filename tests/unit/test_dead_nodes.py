@@ -39,7 +39,7 @@ from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import ClusterPolicy
+from ddpjob.core.observe.observation import ClusterPolicy, Nodes
 
 NEVER = ClusterPolicy(dead_node_time=None)
 SPOT_TAINT = "aws-node-termination-handler/spot-itn"
@@ -62,7 +62,7 @@ def cluster_with_unready(unready, total):
         a_node(f"node-{number}", "Unknown" if number < unready else "True")
         for number in range(total)
     ]
-    return {node.name: node for node in map(read_node, bodies)}
+    return Nodes(map(read_node, bodies))
 
 
 def watched(job, *pods, nodes, since=NOW):
@@ -398,7 +398,7 @@ def test_half_of_the_nodes_are_not_most_of_them():
 
 def test_a_human_who_marks_a_node_out_of_service_is_believed_even_then():
     nodes = cluster_with_unready(3, total=5)
-    nodes["node-1"] = read_node(a_node("node-1", "Unknown", OUT_OF_SERVICE))
+    nodes.put(read_node(a_node("node-1", "Unknown", OUT_OF_SERVICE)))
     assert forced(plan_for(a_running_job(), *BOTH_RUN, nodes=nodes)) == ["digits-0-1"]
 
 

@@ -56,6 +56,13 @@ RECREATE = {
         **with_volume(CLAIM),
         **overlay(volumes=[{"name": "v", "emptyDir": {}}]),
     },
+    "a folder of the pod that podTemplate mounts at the same path": {
+        **with_volume(CLAIM),
+        **overlay(
+            volumes=[{"name": "mine", "emptyDir": {}}],
+            mounts=[{"name": "mine", "mountPath": "/data/"}],
+        ),
+    },
     "an explicit value": {"checkpoint": {"claimName": "c"}, "recovery": "Recreate"},
 }
 

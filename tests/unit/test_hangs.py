@@ -16,7 +16,7 @@ from builders import (
 
 from ddpjob.core.api.conditions import find_condition
 from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause, Condition
-from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.decide.stacks import Frame, find_culprit, lines_of_rank, read_stacks
 from ddpjob.core.observe.agent_state import AgentState
 
 BY_LOG = {"hangTimeoutSeconds": 60, "heartbeat": "Log"}
@@ -314,3 +314,24 @@ def test_with_heartbeats_by_file_the_silent_pod_is_asked_and_all_write_their_sta
     assert told(plan) == []
     plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=60.0)})
     assert told(plan) == ["digits-0-0", "digits-0-1"]
+
+
+def test_ranks_with_equal_stacks_share_their_lines():
+    """A pod of a Trn1 instance has 32 ranks, and a report has a dozen lines."""
+    text = """ranks 4-5,9: File "/train.py", line 3 in compute
+ranks 0-3,6-8,10-31: File "/torch/distributed/c10d.py", line 9 in all_reduce
+ranks 0-3,6-8,10-31: File "/train.py", line 7 in step"""
+    stacks = read_stacks(text)
+    assert len(stacks) == 32
+    assert stacks[5] == [Frame("/train.py", "3", "compute")]
+    assert find_culprit(stacks, {}).message == (
+        "rank 4 and 2 more stand out, in compute (train.py, line 3), "
+        "while rank 0 and 28 more are in step (train.py, line 7)"
+    )
+    assert lines_of_rank(9, text.splitlines()) == text.splitlines()[:1]
+
+
+@pytest.mark.parametrize("ranks", ["0-999999999", "5-1", "-", "1--2", ",".join("7" * 90)])
+def test_a_forged_range_of_ranks_costs_nothing(ranks):
+    stacks = read_stacks(f'ranks {ranks}: File "/train.py", line 3 in compute')
+    assert len(stacks) <= 4096

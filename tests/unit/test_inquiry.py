@@ -18,6 +18,7 @@ from builders import (
     running,
     slow_rank_summary,
     starting,
+    succeeded,
     torchrun_tail,
 )
 
@@ -97,6 +98,16 @@ def test_a_rank_that_has_ended_with_0_is_the_cause_at_once():
         "ranks make the same number of steps?"
     )
     assert not verdict.blames_node
+
+
+def test_a_pod_that_has_succeeded_while_its_peer_trained_has_ended_too_early():
+    # The peer hosts the rendezvous, so torchrun in this pod does not wait for it.
+    pods = FOLLOWER, a_pod(1, succeeded()), a_pod(2, running())
+    verdict = with_answers(*pods, pod2=TRAINS)
+    assert (verdict.cause, verdict.reason, verdict.index) == (Cause.FAILURE, Reason.ENDED_EARLY, 1)
+    assert "ended with exit code 0 while rank" in verdict.message
+    own = a_pod(0, failed(torchrun_tail("raise")))
+    assert with_answers(own, a_pod(1, succeeded())).reason == "WorkerFailed"
 
 
 def test_a_rank_that_has_ended_is_no_excuse_for_a_failure_of_its_own():

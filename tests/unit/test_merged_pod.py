@@ -145,6 +145,14 @@ def test_the_users_shared_memory_replaces_that_of_the_operator(path):
         assert mounts[names.MEMORY_FOLDER] == "ddpjob-shm"
 
 
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_the_threads_follow_the_resources_of_the_container_or_else_of_the_pod(kind):
+    of_pod = {"spec": {"resources": {kind: {"cpu": "8"}}}}
+    assert env_of(render(podTemplate=of_pod, nprocPerNode=2))["OMP_NUM_THREADS"] == "4"
+    of_container = {"resources": {"requests": {"cpu": "2"}}}
+    assert env_of(render(podTemplate=of_pod, **of_container))["OMP_NUM_THREADS"] == "2"
+
+
 def test_an_operators_volume_that_nothing_mounts_is_not_in_the_pod():
     mounts = [{"name": "mine", "mountPath": names.HOME}]
     pod = render(

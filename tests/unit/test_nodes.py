@@ -5,7 +5,7 @@ from builders import a_node, a_running_job, nodes_of, observation
 
 from ddpjob.core.decide.dead_nodes import is_cut_off, is_unreachable
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import NodeHealth
+from ddpjob.core.observe.observation import NodeHealth, Nodes
 
 
 def a_taint(key, effect="NoSchedule"):
@@ -79,5 +79,5 @@ def test_without_nodes_nothing_is_known_about_them(nodes):
 
 def test_nodes_that_are_not_ready_and_unreachable_ones_count_for_a_cut_off_control_plane():
     bodies = [a_node("node-0", "Unknown"), a_node("node-1", "False"), a_node("node-2")]
-    nodes = {node.name: node for node in map(read_node, bodies)}
+    nodes = Nodes(map(read_node, bodies))
     assert is_cut_off(observation(a_running_job(), nodes=nodes))

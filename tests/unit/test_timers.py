@@ -36,7 +36,7 @@ from ddpjob.core.api.names import Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, seconds_until_next
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import ClusterPolicy, Refusal
+from ddpjob.core.observe.observation import ClusterPolicy, Nodes, Refusal
 
 BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))
 UNREACHABLE = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))
@@ -148,7 +148,7 @@ A_MOMENT = {
         observation(
             a_running_job(),
             *BOTH_RUN,
-            nodes={name: read_node(a_node(name, "Unknown")) for name in ("node-0", "node-1")},
+            nodes=Nodes(read_node(a_node(name, "Unknown")) for name in ("node-0", "node-1")),
         ),
         5,
     ),
@@ -157,14 +157,14 @@ A_MOMENT = {
         observation(
             a_starting_job(),
             leftovers=read_pods(a_pod(0, running())),
-            nodes={"node-0": read_node(a_node("node-0", "Unknown"))},
+            nodes=Nodes([read_node(a_node("node-0", "Unknown"))]),
         ),
         5,
     ),
     "most nodes are not ready by their own word": (
         "cut_off_ends",
         observation(
-            a_running_job(), *BOTH_RUN, nodes={"node-0": read_node(a_node("node-0", "False"))}
+            a_running_job(), *BOTH_RUN, nodes=Nodes([read_node(a_node("node-0", "False"))])
         ),
         5,
     ),

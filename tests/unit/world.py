@@ -54,6 +54,7 @@ from ddpjob.core.observe.observation import (
     ClusterPolicy,
     Node,
     NodeHealth,
+    Nodes,
     Observation,
     Pod,
     Refusal,
@@ -140,7 +141,7 @@ class World:
         self.reads_nodes = reads_nodes
         self.now = NOW
         self.jobs = [Job.from_dict(manifest)]
-        self.nodes = [{name: read_node(a_node(name)) for name in NODE_NAMES}]
+        self.nodes = [Nodes(read_node(a_node(name)) for name in NODE_NAMES)]
         self.pods: dict[str, list[PodVersion]] = {}
         self.queue = Queue(self)
         self.refuse_pods: Reason | None = None
@@ -337,9 +338,9 @@ class World:
 
     def change_node(self, name: str, node: Node | None) -> None:
         """Replace a node, or remove it if `node` is None."""
-        nodes = {key: known for key, known in self.nodes[-1].items() if key != name}
+        nodes = Nodes(known for known in self.nodes[-1].values() if known.name != name)
         if node:
-            nodes[name] = node
+            nodes.put(node)
         self.nodes.append(nodes)
 
     def answers(self, pod: Pod) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -111,6 +112,11 @@ async def test_the_last_answer_of_a_pod_that_answers_no_more_does_not_count(agen
     agent.body = b"no state"
     inquiries._clock.now += module.INTERVAL
     await assert_no_answer(asking, question())
+
+
+async def test_another_pod_at_the_address_of_a_lost_one_does_not_answer_for_it(agent, asking):
+    lost = replace(question(), path=names.state_path("uid of a job", 0))
+    await assert_no_answer(asking, lost)
 
 
 async def test_an_answer_may_come_in_pieces(agent, asking):

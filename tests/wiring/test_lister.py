@@ -250,6 +250,19 @@ async def test_a_turn_finds_which_of_few_objects_have_gone(fake, a_lister):
     assert await asyncio.wait_for(found.queue.get(), 10) == ("ml", "two")
 
 
+async def test_a_turn_finds_that_all_of_many_objects_have_gone(fake, a_lister, many):
+    """A version alone would not show it, and kopf tells nothing of an empty LIST."""
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "one")
+    fake.remove("ddpjobs", "two")
+    await found.take_turn()
+    await found.take_turn()
+    assert not found.cache.jobs.objects
+
+
 async def test_a_list_that_fails_is_made_again_at_the_next_turn(fake, a_lister, many, monkeypatch):
     monkeypatch.setattr(lister, "PAGE_TRIES", 1)
     for name in ("one", "two"):

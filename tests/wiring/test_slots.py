@@ -328,7 +328,7 @@ async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work):
 
 
 async def test_what_waits_is_refused_when_its_group_begins_to_hang(work, monkeypatch):
-    monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
+    monkeypatch.setattr(slots, "HANGS_AFTER", 1.0)
     four = work(total=4, share=2)
     four.add(6, "bad")
     await four.settle()

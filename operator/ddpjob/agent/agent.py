@@ -82,7 +82,7 @@ class Agent:
             **os.environ,
         }
         self.env = place.variables(options, given)
-        patience = float(self.env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
+        patience = report.shutdown_seconds(self.env)
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output(options.hang_seconds or 0.0)
         self.setup = Setup(options)

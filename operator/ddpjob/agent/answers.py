@@ -5,6 +5,7 @@ import re
 from functools import partial
 from typing import Any, Callable, Protocol
 
+from .options import Options
 from .output import Output
 from .suspicion import Heartbeat
 from .times import Times
@@ -21,6 +22,7 @@ TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
 class Pod(Protocol):
     """The part of the agent needed for the answers."""
 
+    options: Options
     attempt: int
     stop_signal: int
     output: Output
@@ -36,6 +38,7 @@ def answers_of(pod: Pod) -> dict[str, Callable[[], str]]:
     return {
         "/metrics": partial(metrics, pod),
         "/state": partial(state, pod),
+        pod.options.state_path: partial(state, pod),
     }
 
 

@@ -30,8 +30,10 @@ class Options(NamedTuple):
     own_files: bool
     own_ipc: bool
 
-    # The port of the probes, /metrics and /state.
+    # The port of the probes, /metrics and /state. `state_path` is a path of the state in this pod
+    # only: the address of a lost pod may belong to another one by now.
     port: str | None
+    state_path: str
 
     # The command in place of torchrun, if any, and the first flags after it.
     command: list[str] | None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import EXCEPTION, NOTE, PROGRAMS, RECORD
+from . import EXCEPTION, NOTE, RECORD
 from .files import read_file, read_json
 from .output import Stream, log
+from .stacks import stack_in, stack_lines
 
 Report = dict[str, Any]
 ENDED = attrgetter("ended")
@@ -39,18 +41,14 @@ INTERRUPTED = (-signal.SIGTERM, 143)
 ENDING_SECONDS = 10.0
 EXCEPTION_LINES = 25
 
+# torchrun's own seconds from SIGTERM to SIGKILL.
+DEFAULT_SHUTDOWN = 30.0
+
 # The longest time from the exception of a process to its end: it may upload its results.
 EXIT_SECONDS = 120.0
 
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
-
-# A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
-# the last one is the main thread.
-STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
-
-# Files of the frames below a program's own frames in its stack.
-STARTER = re.compile(f'"{re.escape(PROGRAMS)}/|"<frozen runpy>"')
 
 
 class LastWords(NamedTuple):
@@ -163,7 +161,9 @@ class Judge:
         if exit_code == ABORTED:
             found = self.last_match("abort", text)
             exception = found[1].strip() if found else ""
-            return LastWords(exit_code, exception, text, is_exception=bool(found))
+            # What was logged before is not its end.
+            words = text[found.start() :] if found else text
+            return LastWords(exit_code, exception, words, is_exception=bool(found))
         if exit_code < 0:
             return LastWords(exit_code)
         return LastWords(exit_code, last_line(text))
@@ -180,7 +180,7 @@ class Judge:
         if found:
             words = end[found.start() :]
             return LastWords(EXCEPTION_CODE, found[1].strip(), words, is_exception=True)
-        return LastWords(EXCEPTION_CODE, last_line(text), text)
+        return LastWords(EXCEPTION_CODE, last_line(text), last_line(text))
 
     def cause(self, last_words: LastWords) -> str:
         """Return the cause according to the last words of a process, one of CAUSES."""
@@ -199,20 +199,17 @@ class Judge:
         rank furthest behind, if the output of a rank tells it.
         """
         exception = "no heartbeat" if age is None else f"no heartbeat for {age:.0f} s"
-        lines = []
         behind = []
-        each = max(1, LINES // max(1, len(ranks)))
+        groups: dict[tuple[str, ...], list[int]] = {}
         for stream in ranks:
             text = stream.text()
-            rank = stream.worker.get("rank")
-            for frame in choose(stack_in(text), each) or ["no stack"]:
-                line = f"rank {rank}: {frame.strip()}"
-                lines.append(line[:LINE_LENGTH])
+            stack = tuple(stack_in(text)) or ("no stack",)
+            groups.setdefault(stack, []).append(stream.worker.get("rank", -1))
             for pattern in self.words.get("behind", []):
                 behind += pattern.findall(text)
         if behind:
             exception += f"; {behind[-1]}"
-        return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
+        return {"cause": "Hang", "exception": exception, "lines": stack_lines(groups)}
 
     def last_match(self, kind: str, text: str) -> re.Match[str] | None:
         """Return the last match of the first pattern with a match."""
@@ -224,6 +221,14 @@ class Judge:
 
     def says(self, kind: str, text: str) -> bool:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
+
+
+def shutdown_seconds(env: Mapping[str, str]) -> float:
+    """Return the seconds that torchrun gives its workers to end. It refuses other values itself."""
+    try:
+        return float(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    except (KeyError, ValueError):
+        return DEFAULT_SHUTDOWN
 
 
 def read_record(folder: Path) -> Report:
@@ -287,28 +292,6 @@ def signal_name(exit_code: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-exit_code).name
     return ""
-
-
-def stack_in(text: str) -> list[str]:
-    """Return the frames of the interrupted thread, the innermost first.
-
-    The frames of the agent are left out. In a fork, they are below those of the program.
-    """
-    stacks = STACK.findall(text)
-    current = [stack for stack in stacks if stack[0] != "Thread"]
-    chosen = current or stacks
-    if not chosen:
-        return []
-    _, frames = chosen[-1]
-    return [frame for frame in frames.splitlines() if not STARTER.search(frame)]
-
-
-def choose(frames: list[str], number: int) -> list[str]:
-    """Return so many frames: the innermost ones, and the innermost one outside of torch."""
-    own = [frame for frame in frames if "/torch/" not in frame]
-    if not own or own[0] in frames[:number]:
-        return frames[:number]
-    return [*frames[: number - 1], own[0]]
 
 
 def on_success(result: bytes) -> Report:

@@ -66,13 +66,9 @@ LATER = 30.0
 
 @dataclass(slots=True)
 class Memory:
-    """The last write and refusal of a job. A restart of the process may lose them.
-
-    `agent_checked`: when the agent's ConfigMap was last looked for.
-    """
+    """The last write and refusal of a job. A restart of the process may lose them."""
 
     last_write: float = float("-inf")
-    agent_checked: float = float("-inf")
     refusal: Refusal | None = None
     refusals: int = 0
 
@@ -96,6 +92,8 @@ class Actor:
     under_quota: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
     # The UIDs of jobs whose progress is not yet written.
     with_progress: set[str] = field(default_factory=set)
+    # When the agent's ConfigMap was last looked for, by namespace.
+    agent_checked: dict[str, float] = field(default_factory=dict)
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
@@ -105,6 +103,8 @@ class Actor:
         existing = self.cache.jobs.objects
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
         self.with_progress &= existing.keys()
+        namespaces = {seen.namespace for seen in existing.values()}
+        self.agent_checked = {ns: at for ns, at in self.agent_checked.items() if ns in namespaces}
         for namespace, waiting in list(self.under_quota.items()):
             self.under_quota[namespace] = {uid: None for uid in waiting if uid in existing}
             if not self.under_quota[namespace]:
@@ -149,7 +149,7 @@ class Actor:
             return wait
         memory = self.memories.setdefault(job.uid, Memory())
         if plan.check_agent:
-            await self._check_agent(job, memory)
+            await self._check_agent(job)
         body: Dict | None = None
         self.with_progress.discard(job.uid)
         # Most looks change nothing. Times are the same if they differ by less than a second.
@@ -285,11 +285,15 @@ class Actor:
             return waits[outcome]
         return AGAIN
 
-    async def _check_agent(self, job: Job, memory: Memory) -> None:
-        """Create the agent's ConfigMap again if it is gone. A waiting pod is a sign of that."""
-        if self.clock() - memory.agent_checked < AGENT_INTERVAL:
+    async def _check_agent(self, job: Job) -> None:
+        """Create the agent's ConfigMap again if it is gone. A waiting pod is a sign of that.
+
+        One look serves all jobs of a namespace.
+        """
+        last = self.agent_checked.get(job.namespace, float("-inf"))
+        if self.clock() - last < AGENT_INTERVAL:
             return
-        memory.agent_checked = self.clock()
+        self.agent_checked[job.namespace] = self.clock()
         try:
             await self.creator.check_agent(job.namespace)
         except (Refused, ApiError) as error:

@@ -24,7 +24,7 @@ from ddpjob.core.api.pod_groups import PodGroup, read_pod_group
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import Node, Pod, Refusal
+from ddpjob.core.observe.observation import Node, Nodes, Pod, Refusal
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.kube.kinds import JOBS, NODES, POD_GROUPS, PODS, Kind
 
@@ -241,21 +241,20 @@ def _key_of_owner(owned: Workload | PodGroup) -> Key:
 
 
 @dataclass
-class Nodes(Store[Node]):
+class NodeStore(Store[Node]):
     """Kubernetes nodes, and an index by name."""
 
-    by_name: dict[str, Node] = field(default_factory=dict)
+    by_name: Nodes = field(default_factory=Nodes)
 
     def _add(self, seen: Seen[Node]) -> None:
-        node = seen.value
-        self.by_name[node.name] = node
+        self.by_name.put(seen.value)
 
     def _remove(self, seen: Seen[Node]) -> None:
         name = seen.value.name
         known = self.by_name.get(name)
         # Another node may have registered under the name by now.
         if known and known.uid == seen.uid:
-            del self.by_name[name]
+            self.by_name.pop(name)
 
     def correct(self, name: str, body: Dict | None) -> Node | None:
         """Store the node of a name as it was just read, or its absence, and return it.
@@ -265,7 +264,7 @@ class Nodes(Store[Node]):
         if body is not None:
             self.restore(body)
             seen = self.objects[uid_of(body)]
-            self.by_name[name] = seen.value
+            self.by_name.put(seen.value)
         elif name in self.by_name:
             gone = self.by_name.pop(name)
             self.drop(gone.uid)
@@ -282,7 +281,7 @@ class Cache:
 
     jobs: Jobs = field(default_factory=lambda: Jobs(_read_job))
     pods: Pods = field(default_factory=lambda: Pods(_read_owned_pod))
-    nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
+    nodes: NodeStore = field(default_factory=lambda: NodeStore(read_node))
     workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
     # Of each LocalQueue for jobs without a queue, only its existence is kept.
     default_queues: DefaultQueues = field(default_factory=lambda: DefaultQueues(_is_there))

@@ -130,10 +130,16 @@ class Extension:
                 if namespace is None or error.status not in (401, 403):
                     raise
                 log.warning("cannot read the %s of %s: %s", self.kind.plural, namespace, error)
-                self.unreadable.add(namespace)
-                self._note_list(namespace)
-                self._look_at_jobs(namespace)
+                self._note_unreadable(namespace)
             await asyncio.sleep(INTERVAL)
+
+    def _note_unreadable(self, namespace: str) -> None:
+        """Note a namespace as unreadable. If that is news, look at its jobs."""
+        is_news = namespace not in self.unreadable
+        self.unreadable.add(namespace)
+        self._note_list(namespace)
+        if is_news:
+            self._look_at_jobs(namespace)
 
     async def _watch(self, namespace: str | None) -> None:
         def on_list(listed: set[str], version: str) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 
 import aiohttp
 from yarl import URL
@@ -116,8 +117,11 @@ async def _get(session: aiohttp.ClientSession, question: Question) -> bytes:
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     text = b""
     try:
-        url = _url_of(question.address)
+        url = _url_of(question)
         async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
+            if answer.status != HTTPStatus.OK:
+                log.debug("the address of pod %s belongs to another one", question.name)
+                return b""
             async for piece in answer.content.iter_chunked(MAX_STATE):
                 text += piece
                 if len(text) > MAX_STATE:
@@ -128,6 +132,7 @@ async def _get(session: aiohttp.ClientSession, question: Question) -> bytes:
     return text
 
 
-def _url_of(address: str) -> URL:
-    """Return where the agent of a pod answers. Raises ValueError if `address` is none."""
-    return URL.build(scheme="http", host=address, port=names.AGENT_PORT, path=names.STATE_PATH)
+def _url_of(question: Question) -> URL:
+    """Return where the agent of a pod answers. Raises ValueError if its address is none."""
+    host, port, path = question.address, names.AGENT_PORT, question.path
+    return URL.build(scheme="http", host=host, port=port, path=path)

@@ -234,7 +234,8 @@ class Lister:
     async def _check(self, kind: Kind, namespace: str | None, tries: int) -> None:
         """Read one object of a kind, and note a gap if objects are known but no watch reported one.
 
-        If there are only a few objects, all are read: kopf reports nothing about an empty LIST.
+        If there are only a few objects, all are read. kopf reports nothing about an empty LIST, so
+        an empty answer is a gap too.
         """
         store = self.cache.stores[kind]
         was_gap = bool(store.objects) and kind not in self._heard
@@ -242,8 +243,11 @@ class Lister:
             gone = await self._list(kind, namespace, tries)
             was_gap = was_gap or gone > 0
         else:
-            version = await self.api.list_version(kind, namespace, self._note_request, tries)
+            version, exists = await self.api.list_version(
+                kind, namespace, self._note_request, tries
+            )
             self._note_version(kind, namespace, version)
+            was_gap = was_gap or not exists
         if was_gap:
             self.note_gap()
 

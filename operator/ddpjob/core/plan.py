@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from ddpjob.core.api import names
 from ddpjob.core.api.kueue import Workload
 from ddpjob.core.api.status import Status, is_transition
 
@@ -93,6 +94,7 @@ class Question:
     uid: str
     address: str
     attempt: int
+    path: str = names.STATE_PATH
 
 
 class PlaceAction(StrEnum):

@@ -240,11 +240,14 @@ class ApiClient:
         namespace: str | None,
         before_try: Callable[[], None],
         tries: int = PAGE_TRIES,
-    ) -> int:
-        """Return the resourceVersion of a LIST of one object. Raises as `pages` does."""
+    ) -> tuple[int, bool]:
+        """Return the resourceVersion of a LIST of one object, and whether it had one.
+
+        Raises as `pages` does.
+        """
         request = Request(Verb.GET, kind, namespace, query=_list_query(kind, 1))
         answer, _ = await self._page(request, before_try, tries)
-        return int(answer["metadata"]["resourceVersion"])
+        return int(answer["metadata"]["resourceVersion"]), bool(answer["items"])
 
     async def _page(
         self, request: Request, before_try: Callable[[], None], tries: int

@@ -3,8 +3,10 @@
 Objects are merged by field, lists by their merge key, and null removes a field.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ddpjob.core.api.readers import normal_path
 
 # `patchMergeKey` of the pod types in core/v1. Every other list is replaced as a whole, as kubectl
 # does.
@@ -106,3 +108,9 @@ def _merge_item(old: Any, new: Any, retain_keys: bool) -> Any:
 def _key(item: Any, key: str) -> str:
     value = item.get(key) if isinstance(item, Mapping) else item
     return str(value)
+
+
+def one_for_each_path(mounts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the last mount at each path, so a user's comes instead of the operator's."""
+    by_path = {normal_path(str(mount.get("mountPath"))): mount for mount in mounts}
+    return list(by_path.values())

@@ -155,6 +155,14 @@ class Activity(StrEnum):
     RECOVERING = "recovering"
 
 
+def state_path(uid: str, index: int | str) -> str:
+    """Return where the agent of a job's pod tells its state. Only this pod has the path.
+
+    The address of a lost pod may belong to another one by now.
+    """
+    return f"{STATE_PATH}/{uid}/{index}"
+
+
 def pod_name(job: str, attempt: int, index: int | str) -> str:
     """Return the name of a pod.
 

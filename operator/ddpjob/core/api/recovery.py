@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.merge import merge
+from ddpjob.core.api.merge import merge, one_for_each_path
 from ddpjob.core.api.readers import Dict, child, children
 
 # Kinds of volumes with the same files for all pods of a job. An `ephemeral` claim belongs to one
@@ -78,6 +78,6 @@ def _writable(containers: Iterable[Dict]) -> Iterable[str]:
     for container in containers:
         if container.get("name") != names.TRAINER:
             continue
-        for mount in children(container, "volumeMounts"):
+        for mount in one_for_each_path(children(container, "volumeMounts")):
             if not mount.get("readOnly") and not mount.get("subPathExpr"):
                 yield str(mount.get("name"))

@@ -21,7 +21,7 @@ from ddpjob.core.decide.hangs import are_to_come, hang_verdict
 from ddpjob.core.decide.hints import hint_for
 from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.agent_state import WAITING
-from ddpjob.core.observe.observation import Finding, Observation, Pod
+from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
 from ddpjob.core.observe.pods import OOM_KILLED
 from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.observe.torchrun_log import (
@@ -368,7 +368,7 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
 
     There is none unless every running pod has answered: a mute pod may be the lost peer.
     """
-    if not all(_is_innocent(pod, False) for pod in failed):
+    if not failed or not all(_is_innocent(pod, False) for pod in failed):
         return None
     running = [pod for pod in obs.current if not pod.ended]
     answers = [(pod, obs.answer_of(pod)) for pod in running]
@@ -378,6 +378,11 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
         if answer and answer.ended_early:
             rank = answer.ended_early[0]
             return _ended_early(pod, rank, failed)
+    # All ranks of such a pod have ended.
+    for pod in obs.current:
+        if pod.state is TrainerState.SUCCEEDED and not obs.has_missed_attempt(pod):
+            first_rank = pod.index * obs.status.resolved.nproc_per_node
+            return _ended_early(pod, first_rank, failed)
     return None
 
 

@@ -83,7 +83,7 @@ def _since(
     now: datetime,
 ) -> UnreachableNode:
     """Return an unreachable node as the status keeps it. A removed node keeps its UID."""
-    node = (obs.nodes or {}).get(name)
+    node = obs.node(name)
     uid = node.uid if node else ""
     if known is None or (uid and known.uid and uid != known.uid):
         return UnreachableNode(name, now, uid)
@@ -164,11 +164,10 @@ def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
 def describe_death(obs: Observation, pod: Pod) -> str:
     """Return why a pod may be deleted by force. `is_dead` must be true for it."""
     name = pod.node_name
-    nodes = obs.nodes or {}
-    node = nodes.get(name)
+    node = obs.node(name)
     if node and OUT_OF_SERVICE in node.taints:
         return f"node {name} has the taint {OUT_OF_SERVICE}"
-    if nodes and name and node is None:
+    if obs.nodes and name and node is None:
         return f"node {name} does not exist any more"
     if node and node.health is NodeHealth.UNREACHABLE:
         return f"node {name} is unreachable"
@@ -184,7 +183,7 @@ def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | Non
     if is_dead(obs, pod, now):
         message = f"pod {pod.name} is lost: {describe_death(obs, pod)}"
         return Finding(Reason.NODE_UNREACHABLE, message)
-    node = (obs.nodes or {}).get(pod.node_name)
+    node = obs.node(pod.node_name)
     if node is None:
         return None
     for taint in node.taints:

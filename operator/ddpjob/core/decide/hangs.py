@@ -15,7 +15,7 @@ from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import Heartbeat
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.decide.stacks import Frame, find_culprit, lines_of_rank, read_stacks
 from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Assign
@@ -157,7 +157,7 @@ def hang_verdict(obs: Observation) -> Verdict:
     longest = max(map(_exception_of, hung), key=_age_in)
     if culprit:
         first = culprit.ranks[0]
-        why = [culprit.message, *_lines_of_rank(first, pods[first])]
+        why = [culprit.message, *lines_of_rank(first, _report_lines(pods[first]))]
         return _hang_of(pods[first], longest, why, first)
     why = _report_lines(hung[0])
     if len(stacks) > 1:
@@ -182,10 +182,6 @@ def _hang_of(pod: Pod, exception: str, why: Sequence[str], rank: int | None) -> 
 def _report_lines(pod: Pod) -> list[str]:
     """Return the lines about stacks in the report of a hung pod. The exception is its last line."""
     return pod.message.splitlines()[:-1]
-
-
-def _lines_of_rank(rank: int, pod: Pod) -> list[str]:
-    return [line for line in _report_lines(pod) if line.startswith(f"rank {rank}: ")]
 
 
 def _exception_of(pod: Pod) -> str:

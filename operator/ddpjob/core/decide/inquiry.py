@@ -6,6 +6,7 @@ NetworkPolicy, changes nothing.
 
 from datetime import datetime, timedelta
 
+from ddpjob.core.api import names
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.hangs import pods_to_ask, running_pods
@@ -38,7 +39,13 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
     if obs.status.finished:
         return ()
     return tuple(
-        Question(pod.name, pod.uid, pod.address, obs.attempt)
+        Question(
+            pod.name,
+            pod.uid,
+            pod.address,
+            obs.attempt,
+            names.state_path(obs.job.uid, pod.index),
+        )
         for pod in _pods_to_question(obs, spec, now)
         if pod.address
     )

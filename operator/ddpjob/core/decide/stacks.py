@@ -5,15 +5,18 @@ stacks outside of torch, and the smallest group is the probable culprit.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# A line of an agent's report on a hang.
-LINE = re.compile(r'rank (\d{1,9}): File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
+# A line of an agent's report on a hang: its ranks, such as `rank 3` or `ranks 0-2,4`, and a frame.
+# A rank without a stack may hang in the kernel.
+RANKS = r"ranks? ([\d,-]{1,200}): "
+LINE = re.compile(RANKS + r'File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
+NO_STACK = re.compile(RANKS + "no stack")
 
-# The same for a rank without a stack: it may hang in the kernel.
-NO_STACK = re.compile(r"rank (\d{1,9}): no stack")
+# The most ranks of one line. Training code can forge a line.
+MAX_RANKS = 4096
 
 # Files of torch, and those with code that waits for other ranks.
 TORCH = re.compile(r"/torch/")
@@ -48,11 +51,33 @@ def read_stacks(text: str) -> dict[int, list[Frame]]:
 
     It is empty for a rank that could not write it.
     """
-    stacks: dict[int, list[Frame]] = {int(rank): [] for rank in NO_STACK.findall(text)}
-    for rank, file, line, function in LINE.findall(text):
-        stack = stacks.setdefault(int(rank), [])
-        stack.append(Frame(file, line, function))
+    stacks: dict[int, list[Frame]] = {}
+    for ranks in NO_STACK.findall(text):
+        stacks |= {rank: [] for rank in read_ranks(ranks)}
+    for ranks, *frame in LINE.findall(text):
+        for rank in read_ranks(ranks):
+            stacks.setdefault(rank, []).append(Frame(*frame))
     return stacks
+
+
+def lines_of_rank(rank: int, lines: Iterable[str]) -> list[str]:
+    """Return the lines about the stack of a rank."""
+    found = []
+    for line in lines:
+        named = re.match(RANKS, line)
+        if named and rank in read_ranks(named[1]):
+            found.append(line)
+    return found
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks in a text such as `0-2,4`, at most MAX_RANKS."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            ranks += range(int(first), min(int(last or first), int(first) + MAX_RANKS) + 1)
+    return tuple(ranks[:MAX_RANKS])
 
 
 def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:

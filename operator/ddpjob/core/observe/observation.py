@@ -3,7 +3,7 @@
 Pods are split by attempt and by the state of their container `trainer`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -170,6 +170,36 @@ class Node:
     uid: str = ""
 
 
+class Nodes(Mapping[str, Node]):
+    """Kubernetes nodes by name. `unready` has the names of those that are not ready."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._by_name: dict[str, Node] = {}
+        self.unready: set[str] = set()
+        for node in nodes:
+            self.put(node)
+
+    def put(self, node: Node) -> None:
+        self._by_name[node.name] = node
+        if node.health is NodeHealth.READY:
+            self.unready.discard(node.name)
+        else:
+            self.unready.add(node.name)
+
+    def pop(self, name: str) -> Node:
+        self.unready.discard(name)
+        return self._by_name.pop(name)
+
+    def __getitem__(self, name: str) -> Node:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
     """The administrator's choices about nodes and about gangs waiting for each other.
@@ -229,7 +259,7 @@ class Observation:
 
     - `strays`: names of pods with the job's labels, but outside of its gangs.
     - `leftovers`: unfinished pods of earlier jobs of the same name.
-    - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
+    - `nodes`: the Kubernetes nodes; None if the operator must not read them.
     - `older_gang`: an older job that needs the room held, or given back, by this one.
     - `answers`: the answers of agents, by the UIDs of their pods.
     - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
@@ -244,7 +274,7 @@ class Observation:
     refusal: Refusal | None = None
     strays: tuple[str, ...] = ()
     leftovers: tuple[Pod, ...] = ()
-    nodes: Mapping[str, Node] | None = None
+    nodes: Nodes | None = None
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: OlderGang | None = None
     answers: Mapping[str, AgentState] = field(default_factory=dict)
@@ -315,11 +345,14 @@ class Observation:
         """Return when each unreachable Kubernetes node was first seen as unreachable."""
         return {node.name: node.since for node in self.status.unreachable_nodes}
 
-    @cached_property
+    def node(self, name: str) -> Node | None:
+        """Return a Kubernetes node, or None if it is not known."""
+        return self.nodes.get(name) if self.nodes else None
+
+    @property
     def unready_nodes(self) -> int:
         """Return the number of unready Kubernetes nodes in the cluster."""
-        nodes = (self.nodes or {}).values()
-        return sum(node.health is not NodeHealth.READY for node in nodes)
+        return len(self.nodes.unready) if self.nodes else 0
 
     @property
     def is_under_quota(self) -> bool:

@@ -45,8 +45,14 @@ LOST = (
     Words(
         "c10d before torch 2.1",
         r"(?m:^(?:\[rank\d+\]:\s)?[ \t]*RuntimeError: "
-        r"(?:Connection (?:reset by peer|timed out|refused)|Broken pipe)$)",
+        r"(?:Connection (?:reset by peer|timed out|refused)|Broken pipe)"
+        r"(?:\. Exception raised from (?:recv|send)\w{1,20}.{0,300})?$)",
         "pytorch issues 55571, 75512",
+    ),
+    Words(
+        "TCPStore",
+        r"\b(?:send|recv)\w{1,20} failed on SocketImpl\(.{0,300}?\): " + SOCKET_ERRORS,
+        "pytorch: c10d/Utils.hpp",
     ),
     Words("TCPStore", r"[Ff]ailed to (?:recv, got|send, sent) 0 bytes", "pytorch: c10d/Utils.hpp"),
     Words(
@@ -70,7 +76,7 @@ LOST = (
     ),
     Words(
         "NCCL on InfiniBand",
-        r"NET/IBP?(?:/GIN)? ?: Got completion from peer \S{1,80} with "
+        r"NET/IBP?(?:/GIN)? ?: Got completion from peer (?:\S{1,80} )?with "
         r"(?:status=(?:IBV_WC_\w+\()?|error )(?:5|12|13)\b",
         "NVIDIA/nccl: src/transport/net_ib; issues 1141, 2076",
     ),
@@ -99,6 +105,11 @@ LOST = (
         r"\bRX, connection closed by remote peer"
         r"|remote task has failed, got preempted, or crashed",
         "aws-neuron-sdk issues 699, 713",
+    ),
+    Words(
+        "PJRT, gRPC",
+        r"\bUNAVAILABLE: (?:Socket closed|failed to connect to all addresses)",
+        "grpc: the status of a call whose peer is gone",
     ),
 )
 

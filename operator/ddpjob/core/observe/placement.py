@@ -15,11 +15,12 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def read_requests(pod_spec: Dict) -> frozenset[str]:
     """Return the resources needed by a pod. Each pod also uses one of its node's `pods`."""
     found = {"pods"}
-    for kind in ("containers", "initContainers"):
-        for container in children(pod_spec, kind):
-            resources = child(container, "resources")
-            found.update(child(resources, "requests"))
-            found.update(child(resources, "limits"))
+    containers = (*children(pod_spec, "containers"), *children(pod_spec, "initContainers"))
+    # A pod may have resources of its own, for all its containers together.
+    for one in (pod_spec, *containers):
+        resources = child(one, "resources")
+        found.update(child(resources, "requests"))
+        found.update(child(resources, "limits"))
     return _shared(frozenset(found))
 
 

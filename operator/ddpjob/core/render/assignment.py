@@ -111,8 +111,10 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
     ]
 
 
-def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
+def agent_options(spec: Spec, state_path: str, port: str, *, isolated: bool) -> str:
     """Return the options of a pod's agent, as JSON. `port` is for /ready and /metrics.
+
+    `state_path` is where it tells its state to the operator.
 
     Without `isolated`, other programs have the same files and IPC as the pod.
     """
@@ -136,6 +138,7 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
         "port": port,
+        "state_path": state_path,
         "command": None if has_torchrun else list(spec.command),
         "flags": [*flags_of(spec.command), *spec.torchrun_args],
         "hang_seconds": hang.total_seconds() if hang else None,

@@ -6,7 +6,6 @@ A user can set some fields either in the spec or in podTemplate. Whatever depend
 here, from the merged pod.
 """
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +14,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Placement
+from ddpjob.core.api.merge import one_for_each_path
 from ddpjob.core.api.pod_groups import GroupName, add_group
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
@@ -56,7 +56,7 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     trainer = _trainer(pod_spec)
     for container in _containers(pod_spec):
         if container.get("volumeMounts"):
-            container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
+            container["volumeMounts"] = one_for_each_path(container["volumeMounts"])
     for container in pod_spec.get("initContainers") or ():
         # Then the pod's status has the end of its log. The job's status takes it from there.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -176,12 +176,6 @@ def _containers(pod_spec: Object) -> list[Object]:
 # Volumes
 
 
-def _one_for_each_path(mounts: Sequence[Dict]) -> list[Dict]:
-    """Return the last mount at each path, so a user's comes instead of the operator's."""
-    by_path = {normal_path(mount["mountPath"]): mount for mount in mounts}
-    return list(by_path.values())
-
-
 def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_name: str) -> None:
     """Raise SpecError for a user's mount in place of the agent's files or of the checkpoints."""
     for mount in children(trainer, "volumeMounts"):
@@ -220,7 +214,7 @@ def _remove_unused_volumes(pod_spec: Object) -> None:
 def _own_variables(pod_spec: Dict, trainer: Dict, spec: Spec) -> dict[str, str]:
     grace = grace_of(pod_spec)
     return {
-        "OMP_NUM_THREADS": str(_threads(trainer, spec)),
+        "OMP_NUM_THREADS": str(_threads(pod_spec, trainer, spec)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds(grace)),
     }
 
@@ -242,15 +236,15 @@ def _add_variables(trainer: Object, variables: dict[str, str]) -> None:
     trainer["env"] = [*added, *given]
 
 
-def _threads(trainer: Dict, spec: Spec) -> int:
+def _threads(pod_spec: Dict, trainer: Dict, spec: Spec) -> int:
     """Return the CPU threads of each process.
 
-    The container's cores are shared evenly. By default torch would take the whole node's.
+    The cores of the container, or else of the pod, are shared evenly. By default torch would take
+    the whole node's.
     """
-    resources = child(trainer, "resources")
-    requested = child(resources, "requests").get("cpu")
-    limit = child(resources, "limits").get("cpu")
-    cores = _cores(requested or limit)
+    given = [child(one, "resources") for one in (trainer, pod_spec)]
+    found = [child(one, kind).get("cpu") for one in given for kind in ("requests", "limits")]
+    cores = _cores(next(filter(None, found), None))
     return max(1, int(cores // spec.nproc_per_node))
 
 

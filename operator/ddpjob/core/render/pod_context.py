@@ -103,7 +103,7 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "trainer": names.TRAINER,
         "spec": spec,
         "annotations": {names.ANNOTATION_ASSIGNMENT: ASSIGNMENT},
-        "command": _command(spec, settings),
+        "command": _command(job, spec, settings),
         "env": _env(job, spec, profile, settings),
         "resources": _resources(spec),
         "port": names.RENDEZVOUS_PORT,
@@ -121,9 +121,10 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _command(spec: Spec, settings: Settings) -> list[str]:
+def _command(job: Job, spec: Spec, settings: Settings) -> list[str]:
     """Return the command to start the agent, without the user's arguments."""
-    options = agent_options(spec, PORT, isolated=settings.isolated)
+    state_path = names.state_path(job.uid, INDEX)
+    options = agent_options(spec, state_path, PORT, isolated=settings.isolated)
     folder = names.AGENT_FOLDER
     if spec.python:
         # Nothing has to be found then.
