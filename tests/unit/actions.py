@@ -155,6 +155,11 @@ def administrator_deletes_the_workloads(world: World, choice: int) -> None:
         world.queue.delete(workload.name)
 
 
+def administrator_removes_the_workloads_at_once(world: World, choice: int) -> None:
+    for workload in world.queue.workloads:
+        world.queue.forget(workload.name)
+
+
 def user_chooses_another_queue(world: World, choice: int) -> None:
     if world.job.queue:
         world.move_job(f"team-{choice % 2}")
@@ -555,6 +560,7 @@ OF_QUEUES = (
     queue_evicts_the_job,
     queue_has_no_room,
     administrator_deletes_the_workloads,
+    administrator_removes_the_workloads_at_once,
     user_chooses_another_queue,
     user_loses_the_label_of_the_default_queue,
     administrator_makes_a_default_queue,

@@ -132,6 +132,18 @@ def the_first_pods_come_only_when_no_default_queue_takes_the_job(world):
             assert observed.has_default_queue is False
 
 
+def an_attempt_begins_only_with_the_admission_of_the_queue(world):
+    for turn in world.turns:
+        observed = turn.observed
+        begins = turn.plan.new_pods and turn.plan.status.attempt.number != (
+            observed.status.attempt.number
+        )
+        if begins and observed.queue:
+            assert observed.kueue is ApiState.SERVED
+            assert observed.workload
+            assert observed.workload.may_run
+
+
 def a_lost_label_of_the_default_queue_gives_no_room_back(world):
     for turn in world.turns:
         observed = turn.observed
@@ -378,6 +390,7 @@ INVARIANTS = (
     only_members_of_the_attempt_get_its_assignment,
     pods_are_created_only_for_a_job_that_may_run,
     the_first_pods_come_only_when_no_default_queue_takes_the_job,
+    an_attempt_begins_only_with_the_admission_of_the_queue,
     a_lost_label_of_the_default_queue_gives_no_room_back,
     attempts_and_counters_never_decrease,
     a_restart_costs_one_and_everything_else_costs_nothing,
