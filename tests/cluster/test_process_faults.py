@@ -66,7 +66,7 @@ def test_a_rank_that_runs_out_of_memory_is_a_failure(namespace: Namespace, undis
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_rank_that_is_stopped_hangs_its_job(namespace: Namespace, undisturbed: Object, index: int):
+def test_a_stopped_rank_hangs_its_job(namespace: Namespace, undisturbed: Object, index: int):
     start_training(namespace, LONG, flags=("--timeout", "5"))
     pod = f"{JOB}-0-{index}"
     node = namespace.nodes_of(JOB)[pod]
