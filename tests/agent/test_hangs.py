@@ -10,7 +10,6 @@ import pytest
 
 from ddpjob.agent import suspicion
 from ddpjob.agent.files import stat_fields
-from ddpjob.agent.report import shutdown_seconds
 from ddpjob.agent.stacks import stack_lines
 
 from .kubelet import wait_until
@@ -265,9 +264,3 @@ def test_a_long_path_is_complete():
     """A local run may be deep in folders."""
     frame = f'File "/{"folder/" * 25}train.py", line 12 in forward'
     assert stack_lines({(frame,): [3]}) == [f"rank 3: {frame}"]
-
-
-def test_a_wrong_time_for_workers_to_end_is_left_to_torchrun():
-    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}) == 7.0
-    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}) == 30.0
-    assert shutdown_seconds({}) == 30.0

@@ -1,7 +1,12 @@
 """The agent with the real torchrun."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 
+from ddpjob.agent.times import shutdown_seconds
+from ddpjob.agent.torchrun import with_time_limits
 from ddpjob.core.api.torchrun_flags import FLAGS
 
 pytest.importorskip("torch")
@@ -223,3 +228,30 @@ def test_another_program_than_python_is_started_by_no_python(pod, port):
     assert found.end() == 0
     assert "rank 1 of 2\n" in found.log
     assert found.report["cause"] == "Succeeded"
+
+
+def test_a_wrong_time_for_workers_to_end_is_left_to_torchrun():
+    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}) == 7.0
+    assert shutdown_seconds({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}) == 30.0
+    assert shutdown_seconds({}) == 30.0
+
+
+class OlderAgent:
+    """The agent of a node in torch 2.9: its workers have 30 s to end, whatever is set."""
+
+    def __init__(self, **options):
+        self.closed = []
+        self._pcontext = SimpleNamespace(close=lambda *given: self.closed.append(given))
+
+    def _shutdown(self, death_sig=signal.SIGTERM):
+        self._pcontext.close(death_sig, 30)
+
+
+def test_workers_of_an_older_torch_have_the_time_of_their_pod_to_end(monkeypatch):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "110")
+    agent = with_time_limits(OlderAgent)()
+    agent._shutdown()
+    agent._shutdown(signal.SIGINT)
+    agent._shutdown(death_sig=signal.SIGINT)
+    first = [agent.closed[index] for index in (0, 2, 4)]
+    assert first == [(signal.SIGTERM, 110), (signal.SIGINT, 110), (signal.SIGINT, 110)]

@@ -47,7 +47,7 @@ from .processes import (
 )
 from .setup import Setup
 from .suspicion import Heartbeat, Suspicion
-from .times import Times
+from .times import Times, shutdown_seconds
 
 # Seconds between two looks at the assignment and at the clocks.
 POLL = 0.05
@@ -82,7 +82,7 @@ class Agent:
             **os.environ,
         }
         self.env = place.variables(options, given)
-        patience = report.shutdown_seconds(self.env)
+        patience = shutdown_seconds(self.env)
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output(options.hang_seconds or 0.0)
         self.setup = Setup(options)

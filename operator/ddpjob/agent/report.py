@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -40,9 +39,6 @@ INTERRUPTED = (-signal.SIGTERM, 143)
 # others, the cause of their later output. So many lines may follow a stopped rank's exception.
 ENDING_SECONDS = 10.0
 EXCEPTION_LINES = 25
-
-# torchrun's own seconds from SIGTERM to SIGKILL.
-DEFAULT_SHUTDOWN = 30.0
 
 # The longest time from the exception of a process to its end: it may upload its results.
 EXIT_SECONDS = 120.0
@@ -221,14 +217,6 @@ class Judge:
 
     def says(self, kind: str, text: str) -> bool:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
-
-
-def shutdown_seconds(env: Mapping[str, str]) -> float:
-    """Return the seconds that torchrun gives its workers to end. It refuses other values itself."""
-    try:
-        return float(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
-    except (KeyError, ValueError):
-        return DEFAULT_SHUTDOWN
 
 
 def read_record(folder: Path) -> Report:

@@ -1,6 +1,7 @@
-"""Measure the time of a pod for each activity."""
+"""Measure the time of a pod for each activity, and read the time that its workers have to end."""
 
 import time
+from collections.abc import Mapping
 
 ACTIVITIES = (
     "setup",
@@ -12,6 +13,17 @@ ACTIVITIES = (
 
 # After a pause of so many seconds, such as a frozen machine, heartbeats get their time again.
 FROZEN = 1.0
+
+# torchrun's own seconds from SIGTERM to SIGKILL.
+DEFAULT_SHUTDOWN = 30.0
+
+
+def shutdown_seconds(env: Mapping[str, str]) -> float:
+    """Return the seconds that workers have to end. torchrun itself refuses what is no number."""
+    try:
+        return float(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    except (KeyError, ValueError):
+        return DEFAULT_SHUTDOWN
 
 
 class Times:

@@ -3,12 +3,14 @@
 import gc
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
 from typing import Any
 
 from . import EXCEPTION, FOLDER, RECORD
+from .times import shutdown_seconds
 
 # How long a finished node waits for the others: a year. The operator ends it.
 EXIT_BARRIER_SECONDS = 365 * 86400.0
@@ -66,9 +68,12 @@ def with_time_limits(base: Any) -> Any:
             super().__init__(*args, **options)
 
         def _shutdown(self, *args: Any, **options: Any) -> None:
-            # Older releases have one limit for all calls.
             if hasattr(self, "_shutdown_timeout"):
                 options["timeout"] = self._shutdown_timeout
+            elif self._pcontext:
+                # Releases before 2.12 give 30 s. Ended workers are left alone.
+                death_sig = (*args, options.get("death_sig", signal.SIGTERM))[0]
+                self._pcontext.close(death_sig, int(shutdown_seconds(os.environ)))
             super()._shutdown(*args, **options)
 
     return NodeAgent
