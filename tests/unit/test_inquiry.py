@@ -204,7 +204,7 @@ def test_the_verdict_on_a_silent_gang_has_what_its_agents_say():
     job = a_running_job(silent_since=at(-200))
     answers = {uid_of(pods[1]): AgentState(0, ended=((1, -9),), heartbeat=150.0)}
     message = plan_for(job, *pods, answers=answers).status.message
-    assert "(rank 1 has ended, its last heartbeat was 150 s ago) is not ready" in message
+    assert "(rank 1 has ended with exit code -9, its last heartbeat was 150 s ago) is not" in message
 
 
 # What an answer may be
@@ -264,3 +264,8 @@ def test_training_code_can_answer_anything(text):
 )
 def test_what_makes_no_sense_is_left_out(fields):
     assert read_state(json.dumps({"attempt": 1, **fields}).encode()) == AgentState(1)
+
+
+def test_an_answer_tells_steps_and_the_last_checkpoint():
+    state = AgentState(0, "training", steps=(0, 12), checkpoint=10)
+    assert str(state) == "its last step is 12, its last checkpoint is of step 10"

@@ -66,11 +66,14 @@ class AgentState:
     def __str__(self) -> str:
         parts = []
         if self.ended:
-            rank, _ = self.ended[0]
-            parts.append(f"rank {rank} has ended")
+            rank, code = self.ended[0]
+            how = "" if code is None else f" with exit code {code}"
+            parts.append(f"rank {rank} has ended{how}")
         if self.steps:
             _, last = self.steps
             parts.append(f"its last step is {last}")
+        if self.checkpoint is not None:
+            parts.append(f"its last checkpoint is of step {self.checkpoint}")
         if self.heartbeat is not None:
             parts.append(f"its last heartbeat was {self.heartbeat:.0f} s ago")
         if self.error:
