@@ -104,8 +104,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, and checks of the workflows
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/zizmor --offline --quiet .github
 
-bench: $(STAMP) ## the published figures of the operator, on a kind cluster of fake nodes
+bench: $(STAMP) ## the published figures: of the operator on a kind cluster of fake nodes, then of ten starts and recoveries on kind
 	$(BIN)/python -m bench.operator_speed
+	$(BIN)/python -m bench.recovery --trials 10
 
 LABELS = --label org.opencontainers.image.version=$(CURRENT) \
   --label org.opencontainers.image.revision=$(shell git rev-parse HEAD) \

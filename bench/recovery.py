@@ -6,7 +6,7 @@ The job has two pods on two nodes, and trains with gloo. Its script prints the t
 recovery is the time from the kill until every newly started rank has made a step. The variants take
 turns, for a comparison within one run. One of them is torchrun by hand, in a StatefulSet. The
 script needs Docker and kind. It uses the tests' cluster, and deletes the cluster at the end unless
-KEEP_CLUSTER=1 is set.
+KEEP_CLUSTER=1 is set. The table also has the medians of the published run.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import signal
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.cluster.builders import script_job
@@ -103,6 +103,14 @@ def stateful_set() -> list[Object]:
     }
     return [scripts, service, stateful_set]
 
+
+# Medians of `VARIANTS` in docs/developers/evidence.md, from apply and for each of LOSSES.
+PUBLISHED = {
+    "in place, fast start": (4.5, 4.1, 3.4, 3.8),
+    "in place": (7.7, 7.3, 6.3, 6.0),
+    "Recreate": (7.0, 8.3, 7.1, 7.2),
+    "torchrun in a StatefulSet": (7.3, 6.2, 70.3, 18.5),
+}
 
 VARIANTS: dict[str, Callable[[], list[Object]]] = {
     "in place, fast start": ddpjob,
@@ -226,15 +234,28 @@ def main() -> None:
             for variant in variants:
                 results[variant].append(measure(cluster, variant))
                 numbers = {what: round(value, 1) for what, value in results[variant][-1].items()}
-                print(f"{trial + 1}/{options.trials} {variant}: {numbers}", flush=True)
+                load = os.getloadavg()[0]
+                print(
+                    f"{trial + 1}/{options.trials} {variant}: {numbers}, load {load:.1f}",
+                    flush=True,
+                )
     finally:
         if os.environ.get("KEEP_CLUSTER") != "1":
             cluster.delete()
-    print("\n| seconds, median | " + " | ".join(["apply", *LOSSES]) + " |")
+    print_table(results)
+
+
+def print_table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Print the median, the longest and the published time of each variant."""
+    print("\n| seconds: median (longest; published) | " + " | ".join(["apply", *LOSSES]) + " |")
     print("|---|" + "---|" * (len(LOSSES) + 1))
     for variant, found in results.items():
-        medians = [statistics.median(each[what] for each in found) for what in ("apply", *LOSSES)]
-        print(f"| {variant} | " + " | ".join(map(as_text, medians)) + " |")
+        cells = []
+        for what, published in zip(("apply", *LOSSES), PUBLISHED[variant], strict=True):
+            times = [each[what] for each in found]
+            median, longest = as_text(statistics.median(times)), as_text(max(times))
+            cells.append(f"{median} ({longest}; {published})")
+        print(f"| {variant} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

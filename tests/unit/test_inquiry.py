@@ -204,7 +204,9 @@ def test_the_verdict_on_a_silent_gang_has_what_its_agents_say():
     job = a_running_job(silent_since=at(-200))
     answers = {uid_of(pods[1]): AgentState(0, ended=((1, -9),), heartbeat=150.0)}
     message = plan_for(job, *pods, answers=answers).status.message
-    assert "(rank 1 has ended with exit code -9, its last heartbeat was 150 s ago) is not" in message
+    assert (
+        "(rank 1 has ended with exit code -9, its last heartbeat was 150 s ago) is not" in message
+    )
 
 
 # What an answer may be
