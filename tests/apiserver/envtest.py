@@ -85,7 +85,14 @@ class Connections:
     def _send(self, connection: http.client.HTTPSConnection, *request: Any) -> Answer:
         connection.request(*request)
         answer = connection.getresponse()
-        return Answer(answer.status, json.load(answer), answer.headers.get_all("Warning", []))
+        return Answer(answer.status, _body_of(answer), answer.headers.get_all("Warning", []))
+
+
+def _body_of(answer: http.client.HTTPResponse) -> Any:
+    """Return the body of an answer. A path that is not served yet has a text."""
+    text = answer.read()
+    is_json = answer.headers.get_content_type() == "application/json"
+    return json.loads(text) if is_json else {"message": text.decode()}
 
 
 def find_binaries() -> dict[str, str]:

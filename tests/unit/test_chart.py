@@ -162,7 +162,7 @@ def test_the_operator_can_read_only_the_config_map_of_the_agent() -> None:
 
 def test_with_watched_namespaces_the_operator_has_no_cluster_wide_right() -> None:
     settings = ("watchNamespaces={a,b}", "rbac.aggregateRoles=false", "crds.enabled=false")
-    manifests = rendered(*settings, "kueue.enabled=false", "kueue.account.name=")
+    manifests = rendered(*settings, "kueue.enabled=false")
     assert not [m for m in manifests if m["kind"].startswith("Cluster")]
     roles = {role["metadata"]["namespace"]: rights(role) for role in of_kind(manifests, "Role")}
     own = RIGHTS - OF_QUEUES
@@ -179,6 +179,7 @@ def test_with_watched_namespaces_the_operator_has_no_cluster_wide_right() -> Non
         (("kueue.clusterRead=false",), "refused", {"kueue"}),
         (("kueue.enabled=false",), "off", {"kueue"}),
         (("kueue.enabled=false", "kueue.account.name="), "off", set()),
+        (("kueue.enabled=false", "watchNamespaces={a}"), "off", set()),
     ],
 )
 def test_queues_can_be_switched_off_and_need_rights_in_the_whole_cluster(

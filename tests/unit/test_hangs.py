@@ -331,7 +331,9 @@ ranks 0-3,6-8,10-31: File "/train.py", line 7 in step"""
     assert lines_of_rank(9, text.splitlines()) == text.splitlines()[:1]
 
 
-@pytest.mark.parametrize("ranks", ["0-999999999", "5-1", "-", "1--2", ",".join("7" * 90)])
-def test_a_forged_range_of_ranks_costs_nothing(ranks):
-    stacks = read_stacks(f'ranks {ranks}: File "/train.py", line 3 in compute')
-    assert len(stacks) <= 4096
+@pytest.mark.parametrize("ranks", ["0-999999999", "5-1", "-", "1--2", "9" * 40, "7,7,7"])
+def test_a_forged_range_of_ranks_costs_little(ranks):
+    line = f'ranks {ranks}: File "/train.py", line 3 in compute'
+    stacks = read_stacks("\n".join([line] * 100))
+    assert sum(map(len, stacks.values())) <= 4096
+    assert all(rank < 2**31 for rank in stacks)

@@ -110,6 +110,14 @@ def test_a_pod_that_has_succeeded_while_its_peer_trained_has_ended_too_early():
     assert with_answers(own, a_pod(1, succeeded())).reason == "WorkerFailed"
 
 
+def test_a_rank_known_to_have_failed_comes_before_a_pod_that_has_succeeded():
+    pods = FOLLOWER, a_pod(1, succeeded()), a_pod(2, running())
+    state = AgentState(0, "ending", ended=((2, -9),))
+    assert isinstance(with_answers(*pods, pod2=state), Undecided)
+    verdict = with_answers(*pods, pod2=state, now=at(10))
+    assert (verdict.rank, verdict.exit_code) == (2, -9)
+
+
 def test_a_rank_that_has_ended_is_no_excuse_for_a_failure_of_its_own():
     own = a_pod(0, failed(torchrun_tail("raise")))
     verdict = with_answers(own, a_pod(1, running()), pod1=HAS_ENDED)
@@ -271,3 +279,13 @@ def test_what_makes_no_sense_is_left_out(fields):
 def test_an_answer_tells_steps_and_the_last_checkpoint():
     state = AgentState(0, "training", steps=(0, 12), checkpoint=10)
     assert str(state) == "its last step is 12, its last checkpoint is of step 10"
+
+
+def test_an_agent_of_an_older_version_is_asked_at_the_path_that_it_has():
+    job = a_running_job(silent_since=at(-60))
+    for pod, path in (
+        (an_agents_pod(0, starting()), f"/state/{job.uid}/0"),
+        (a_pod(0, starting()), "/state"),
+    ):
+        (question,) = plan_for(job, pod, a_pod(1, running())).ask
+        assert question.path == path

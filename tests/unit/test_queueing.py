@@ -12,9 +12,12 @@ from builders import (
     a_running_job,
     a_status,
     at,
+    creating,
     read_pods,
     running,
     scheduling_gated,
+    unschedulable,
+    waiting,
 )
 from builders import a_job as a_job_without_queue
 
@@ -215,11 +218,19 @@ def test_a_pod_that_kueue_has_taken_for_one_of_its_own_is_a_reason():
     gates = [{"name": "kueue.x-k8s.io/admission"}]
     (pod,) = read_pods(a_pod(0, scheduling_gated(), schedulingGates=gates))
     assert pod.blocked.reason == Reason.HELD_BY_KUEUE
-    body = a_pod(0, scheduling_gated())
-    body["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
-    (held,) = read_pods(body)
-    assert held.blocked == pod.blocked
     assert "integrations.externalFrameworks" in pod.blocked.message
+
+
+def test_the_finalizer_of_kueue_is_a_reason_unless_a_pod_has_another_one():
+    for status, reason in (
+        (creating(0), Reason.HELD_BY_KUEUE),
+        (waiting("ImagePullBackOff"), Reason.IMAGE_PULL),
+        (unschedulable("no node"), Reason.UNSCHEDULABLE),
+    ):
+        body = a_pod(0, status)
+        body["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+        (pod,) = read_pods(body)
+        assert pod.blocked.reason == reason
 
 
 # A new place
@@ -498,7 +509,7 @@ def test_a_job_does_not_join_the_queue_that_takes_others(job, more):
 def test_a_new_job_waits_until_the_local_queues_are_read():
     plan = decide_for(a_new_job(), queue=None, state=ApiState.UNKNOWN, has_default_queue=None)
     assert (plan.create, plan.status.phase, plan.join_queue) == ((), "", "")
-    assert plan.wake_after == 0.2
+    assert plan.wake_after == 1.0
 
 
 def test_a_job_that_lost_the_label_of_its_queue_gets_it_again_and_runs_on():

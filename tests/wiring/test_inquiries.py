@@ -17,7 +17,7 @@ KEY = ("ml", "digits")
 
 
 def question(uid="a", attempt=0, address="127.0.0.1"):
-    return Question(f"digits-0-{uid}", uid, address, attempt)
+    return Question(f"digits-0-{uid}", uid, address, attempt, names.STATE_PATH)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_queues_that_do_not_exist_and_a_default_one_are_found(
         (
             "FailedCreate",
             'failed calling webhook "mpod.kb.io": context deadline exceeded',
-            "Kueue refuses the pods of job digits",
+            "Kueue's webhook mpod.kb.io fails, so the pods of job digits are refused",
         ),
         ("HeldByKueue", "", "Kueue takes the pods of job digits one by one"),
     ],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from . import EXCEPTION, NOTE, RECORD
 from .files import read_file, read_json
 from .output import Stream, log
-from .stacks import stack_in, stack_lines
+from .stacks import LINES, stack_in, stack_lines
 
 Report = dict[str, Any]
 ENDED = attrgetter("ended")
@@ -25,8 +25,7 @@ RESULT = MESSAGE - 200
 # Entries left out of a report if they are empty, or if it is too long.
 FIGURES = ("steps", "total", "trained")
 
-# Limits of a report: lines of output, and characters of each line.
-LINES = 12
+# Characters of a line of output in a report.
 LINE_LENGTH = 160
 
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.

@@ -6,9 +6,9 @@ import re
 
 from . import PROGRAMS
 
-# Limits of the lines about stacks: their number, and characters of each. A path may be long.
+# Limits of the lines of a report: their number, and characters of a frame. A path may be long.
 LINES = 12
-LINE_LENGTH = 250
+FRAME_LENGTH = 250
 
 # A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
 # the last one is the main thread.
@@ -42,7 +42,7 @@ def stack_lines(groups: dict[tuple[str, ...], list[int]]) -> list[str]:
     for stack, ranks in sorted(groups.items(), key=lambda group: len(group[1])):
         whose = name_ranks(ranks)
         for frame in choose(list(stack), each):
-            lines.append(f"{whose}: {frame.strip()}"[:LINE_LENGTH])
+            lines.append(f"{whose}: {frame.strip()}"[:FRAME_LENGTH])
     return lines[:LINES]
 
 

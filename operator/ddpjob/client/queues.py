@@ -56,7 +56,7 @@ def find_refused_pods(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
         if not job.finished and POD_WEBHOOK in job.message:
             yield Finding(
                 SUBJECT,
-                f"Kueue refuses the pods of job {job.name}: {POD_WEBHOOK} gives no answer",
+                f"Kueue's webhook {POD_WEBHOOK} fails, so the pods of job {job.name} are refused",
                 "look whether Kueue runs and whether its ServiceAccount may read DDPJobs: "
                 "`kueue.account` of the chart names it",
                 PAGE,

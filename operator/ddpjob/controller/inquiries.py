@@ -120,7 +120,7 @@ async def _get(session: aiohttp.ClientSession, question: Question) -> bytes:
         url = _url_of(question)
         async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
             if answer.status != HTTPStatus.OK:
-                log.debug("the address of pod %s belongs to another one", question.name)
+                log.debug("the address of pod %s answers with %d", question.name, answer.status)
                 return b""
             async for piece in answer.content.iter_chunked(MAX_STATE):
                 text += piece

@@ -159,8 +159,8 @@ class Places:
     async def _is_unused(self, job: Identity, *owners: Identity | None) -> bool:
         """Return True if the API server has no pod of a job with a running container.
 
-        Running pods enter the cache. Room in use by a pod must not be given to others. `owners` are
-        more possible owners of the pods of a removed job.
+        The running pods of the job enter the cache. Room in use by a pod must not be given to
+        others. `owners` are more possible owners of the pods of a removed job.
         """
         query = {
             "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
@@ -333,9 +333,10 @@ class Places:
         # The garbage collector may have taken the owner off the pods too.
         if exists or not await self._is_unused(job, None):
             return
-        log.info("%s/%s: its Workload %s is let go", *key, workload.name)
+        log.info("%s/%s: its Workload %s is removed", *key, workload.name)
         try:
-            await self._let_go(workload)
+            # Without an owner, the garbage collector does not delete it.
+            await self._remove(workload)
         except ApiError as error:
             if not is_gone(error):
                 raise

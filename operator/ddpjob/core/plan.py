@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from ddpjob.core.api import names
 from ddpjob.core.api.kueue import Workload
 from ddpjob.core.api.status import Status, is_transition
 
@@ -94,7 +93,7 @@ class Question:
     uid: str
     address: str
     attempt: int
-    path: str = names.STATE_PATH
+    path: str
 
 
 class PlaceAction(StrEnum):

@@ -156,7 +156,7 @@ class Activity(StrEnum):
 
 
 def state_path(uid: str, index: int | str) -> str:
-    """Return where the agent of a job's pod tells its state. Only this pod has the path.
+    """Return where the agent of a job's pod tells its state. No pod of another job has the path.
 
     The address of a lost pod may belong to another one by now.
     """

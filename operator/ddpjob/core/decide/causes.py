@@ -378,6 +378,8 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
         if answer and answer.ended_early:
             rank = answer.ended_early[0]
             return _ended_early(pod, rank, failed)
+    if any(answer.failed for _, answer in answers if answer):
+        return None
     # All ranks of such a pod have ended.
     for pod in obs.current:
         if pod.state is TrainerState.SUCCEEDED and not obs.has_missed_attempt(pod):

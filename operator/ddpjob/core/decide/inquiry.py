@@ -6,6 +6,7 @@ NetworkPolicy, changes nothing.
 
 from datetime import datetime, timedelta
 
+from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api import names
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
@@ -44,11 +45,17 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
             pod.uid,
             pod.address,
             obs.attempt,
-            names.state_path(obs.job.uid, pod.index),
+            _path_of(pod, obs.job.uid),
         )
         for pod in _pods_to_question(obs, spec, now)
         if pod.address
     )
+
+
+def _path_of(pod: Pod, uid: str) -> str:
+    """Return where the agent of a pod answers. Those of an older version have one path for all."""
+    is_new = pod.agent == config_map_name()
+    return names.state_path(uid, pod.index) if is_new else names.STATE_PATH
 
 
 def _pods_to_question(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:

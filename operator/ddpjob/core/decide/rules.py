@@ -71,8 +71,9 @@ from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan, counted, create_g
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
-# Seconds before the next look while the default LocalQueues are not read yet.
-SOON = 0.2
+# Seconds before the next look while the default LocalQueues are not read yet. Their first answer is
+# a reason for a look too.
+SOON = 1.0
 
 # Seconds between two looks at a job waiting for an older one.
 YIELD_INTERVAL = 5.0

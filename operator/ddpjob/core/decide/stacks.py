@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 # A line of an agent's report on a hang: its ranks, such as `rank 3` or `ranks 0-2,4`, and a frame.
 # A rank without a stack may hang in the kernel.
-RANKS = r"ranks? ([\d,-]{1,200}): "
+RANKS = r"ranks? (\d[\d,-]{0,200}): "
 LINE = re.compile(RANKS + r'File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
 NO_STACK = re.compile(RANKS + "no stack")
 
-# The most ranks of one line. Training code can forge a line.
-MAX_RANKS = 4096
+# The largest rank, and the most frames read from a report. Training code can forge its lines.
+MAX_RANK = 999_999_999
+MAX_FRAMES = 4096
 
 # Files of torch, and those with code that waits for other ranks.
 TORCH = re.compile(r"/torch/")
@@ -52,10 +53,15 @@ def read_stacks(text: str) -> dict[int, list[Frame]]:
     It is empty for a rank that could not write it.
     """
     stacks: dict[int, list[Frame]] = {}
+    left = MAX_FRAMES
     for ranks in NO_STACK.findall(text):
-        stacks |= {rank: [] for rank in read_ranks(ranks)}
+        found = read_ranks(ranks, left)
+        left -= len(found)
+        stacks |= {rank: [] for rank in found}
     for ranks, *frame in LINE.findall(text):
-        for rank in read_ranks(ranks):
+        found = read_ranks(ranks, left)
+        left -= len(found)
+        for rank in found:
             stacks.setdefault(rank, []).append(Frame(*frame))
     return stacks
 
@@ -70,14 +76,16 @@ def lines_of_rank(rank: int, lines: Iterable[str]) -> list[str]:
     return found
 
 
-def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in a text such as `0-2,4`, at most MAX_RANKS."""
+def read_ranks(text: str, limit: int = MAX_FRAMES) -> tuple[int, ...]:
+    """Return the ranks in a text such as `0-2,4`, at most `limit`."""
     ranks: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            ranks += range(int(first), min(int(last or first), int(first) + MAX_RANKS) + 1)
-    return tuple(ranks[:MAX_RANKS])
+        begin, _, end = part.partition("-")
+        if not (begin.isdecimal() and (end or begin).isdecimal()):
+            continue
+        first, last = int(begin), min(int(end or begin), MAX_RANK)
+        ranks += range(first, min(last + 1, first + limit - len(ranks)))
+    return tuple(ranks)
 
 
 def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:

@@ -21,7 +21,7 @@ from ddpjob.core.decide.heartbeats import checked_from
 from ddpjob.core.decide.in_place import silent_time
 from ddpjob.core.decide.inquiry import LOOK_INTERVAL, asked_from
 from ddpjob.core.decide.meeting import late_from
-from ddpjob.core.observe.observation import Observation, Pod
+from ddpjob.core.observe.observation import ApiState, Observation, Pod
 
 Timer = Callable[[Observation, Spec, datetime], datetime | None]
 
@@ -48,9 +48,11 @@ CUT_OFF_INTERVAL = timedelta(seconds=5)
 def run_clocks(obs: Observation, now: datetime) -> Status:
     """Return the status with its clocks started and stopped."""
     status = obs.status
-    waits_for_queue = _waits_for_queue(obs) and not obs.unreleased
-    if status.finished or status.has(Condition.SUSPENDED) or waits_for_queue:
+    if status.finished or status.has(Condition.SUSPENDED):
         return _stop_clocks(status, now)
+    if _waits_for_queue(obs) and not obs.unreleased:
+        stopped = _stop_active_clock(status, now)
+        return replace(stopped, attempt=_run_clocks_of_attempt(obs, now))
     active_since = status.active_since
     if not active_since and obs.unreleased:
         active_since = now
@@ -58,23 +60,22 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
     return replace(status, active_since=active_since, attempt=attempt)
 
 
-def _stop_clocks(status: Status, now: datetime) -> Status:
+def _stop_active_clock(status: Status, now: datetime) -> Status:
     active_seconds = status.active_seconds
     if status.active_since:
         passed = now - status.active_since
         active_seconds += int(passed.total_seconds())
+    return replace(status, active_seconds=active_seconds, active_since=None)
+
+
+def _stop_clocks(status: Status, now: datetime) -> Status:
     attempt = replace(
         status.attempt,
         starting_since=None,
         undecided_since=None,
         silent_since=None,
     )
-    return replace(
-        status,
-        active_seconds=active_seconds,
-        active_since=None,
-        attempt=attempt,
-    )
+    return replace(_stop_active_clock(status, now), attempt=attempt)
 
 
 def _run_clocks_of_attempt(obs: Observation, now: datetime) -> Attempt:
@@ -125,8 +126,9 @@ def _is_starting(obs: Observation, now: datetime) -> bool:
 
 
 def _waits_for_queue(obs: Observation) -> bool:
-    """Return True if the place of new pods is not known, as while Kueue is down."""
-    return obs.refusal is not None and obs.refusal.reason == Reason.NO_QUEUE
+    """Return True if the place of new pods cannot be read, as while Kueue is down."""
+    is_refused = obs.refusal is not None and obs.refusal.reason == Reason.NO_QUEUE
+    return is_refused and obs.kueue is not ApiState.SERVED
 
 
 # The timers

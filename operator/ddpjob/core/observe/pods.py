@@ -439,9 +439,9 @@ def _schedule_condition(status: Dict) -> Dict:
 def _blocked(body: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
     metadata, spec, status = (child(body, part) for part in ("metadata", "spec", "status"))
-    is_gated = any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates"))
-    if is_gated or POD_FINALIZER in (metadata.get("finalizers") or ()):
-        return Finding(Reason.HELD_BY_KUEUE, HELD_BY_KUEUE)
+    held = Finding(Reason.HELD_BY_KUEUE, HELD_BY_KUEUE)
+    if any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates")):
+        return held
     scheduled = _schedule_condition(status)
     if scheduled:
         return _unscheduled(scheduled)
@@ -450,7 +450,8 @@ def _blocked(body: Dict, container: Dict) -> Finding | None:
         if finding:
             message = f"init container {init.get('name')}: {finding.message}"
             return Finding(finding.reason, message)
-    return _waiting(container)
+    is_held = POD_FINALIZER in (metadata.get("finalizers") or ())
+    return _waiting(container) or (held if is_held else None)
 
 
 def _unscheduled(condition: Dict) -> Finding:
