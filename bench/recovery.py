@@ -6,12 +6,13 @@ The job has two pods on two nodes, and trains with gloo. Its script prints the t
 recovery is the time from the kill until every newly started rank has made a step. The variants take
 turns, for a comparison within one run. One of them is torchrun by hand, in a StatefulSet. The
 script needs Docker and kind. It uses the tests' cluster, and deletes the cluster at the end unless
-KEEP_CLUSTER=1 is set. The table also has the medians of the published run.
+KEEP_CLUSTER=1 is set. The table also has the published medians.
 """
 
 import argparse
 import math
 import os
+import re
 import signal
 import statistics
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from tests.cluster.builders import script_job
 from tests.cluster.cluster import PLAIN, Cluster
-from tests.cluster.commands import CommandFailed, Object
+from tests.cluster.commands import ROOT, CommandFailed, Object
 from tests.cluster.namespace import Namespace
 
 NAME = "steps"
@@ -103,14 +104,6 @@ def stateful_set() -> list[Object]:
     }
     return [scripts, service, stateful_set]
 
-
-# Medians of `VARIANTS` in docs/developers/evidence.md, from apply and for each of LOSSES.
-PUBLISHED = {
-    "in place, fast start": (4.5, 4.1, 3.4, 3.8),
-    "in place": (7.7, 7.3, 6.3, 6.0),
-    "Recreate": (7.0, 8.3, 7.1, 7.2),
-    "torchrun in a StatefulSet": (7.3, 6.2, 70.3, 18.5),
-}
 
 VARIANTS: dict[str, Callable[[], list[Object]]] = {
     "in place, fast start": ddpjob,
@@ -245,16 +238,25 @@ def main() -> None:
     print_table(results)
 
 
+def published() -> dict[str, list[str]]:
+    """Return the medians of each variant in the table of docs/developers/evidence.md."""
+    text = (ROOT / "docs/developers/evidence.md").read_text()
+    _, _, section = text.partition("## Recovery\n")
+    rows = re.findall(r"^\|[^|]+((?:\| [\d.]+ ){4})\|$", section, re.MULTILINE)
+    return {variant: row.split("|")[1:] for variant, row in zip(VARIANTS, rows, strict=False)}
+
+
 def print_table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     """Print the median, the longest and the published time of each variant."""
     print("\n| seconds: median (longest; published) | " + " | ".join(["apply", *LOSSES]) + " |")
     print("|---|" + "---|" * (len(LOSSES) + 1))
+    before = published()
     for variant, found in results.items():
         cells = []
-        for what, published in zip(("apply", *LOSSES), PUBLISHED[variant], strict=True):
+        for what, last in zip(("apply", *LOSSES), before[variant], strict=True):
             times = [each[what] for each in found]
             median, longest = as_text(statistics.median(times)), as_text(max(times))
-            cells.append(f"{median} ({longest}; {published})")
+            cells.append(f"{median} ({longest}; {last.strip()})")
         print(f"| {variant} | " + " | ".join(cells) + " |")
 
 

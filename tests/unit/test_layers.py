@@ -63,6 +63,7 @@ PURE = ("core", "jobs", "convert")
 # for declarations and rendering.
 CORE_MODULES = {
     "abc",
+    "ast",
     "collections",
     "contextlib",
     "copy",

@@ -222,11 +222,17 @@ async def test_a_turn_without_a_gap_reads_one_object_of_a_kind_with_many(fake, a
     assert sorted(lists(fake)[before:]) == [("ddpjobs", 1), ("nodes", few), ("pods", few)]
 
 
-async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister, many):
+async def lister_of_two_jobs(fake, a_lister):
+    """Return a lister after its first turn, with the jobs `one` and `two`."""
     for name in ("one", "two"):
         fake.create("ddpjobs", a_job(name))
     found = a_lister()
     await found.take_turn()
+    return found
+
+
+async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister, many):
+    found = await lister_of_two_jobs(fake, a_lister)
     fake.remove("ddpjobs", "one")
     await found.take_turn()
     assert found.cache.job(("ml", "one"))
@@ -252,10 +258,7 @@ async def test_a_turn_finds_which_of_few_objects_have_gone(fake, a_lister):
 
 async def test_a_turn_finds_that_all_of_many_objects_have_gone(fake, a_lister, many):
     """A version alone would not show it, and kopf tells nothing of an empty LIST."""
-    for name in ("one", "two"):
-        fake.create("ddpjobs", a_job(name))
-    found = a_lister()
-    await found.take_turn()
+    found = await lister_of_two_jobs(fake, a_lister)
     fake.remove("ddpjobs", "one")
     fake.remove("ddpjobs", "two")
     await found.take_turn()
@@ -265,10 +268,7 @@ async def test_a_turn_finds_that_all_of_many_objects_have_gone(fake, a_lister, m
 
 async def test_a_list_that_fails_is_made_again_at_the_next_turn(fake, a_lister, many, monkeypatch):
     monkeypatch.setattr(lister, "PAGE_TRIES", 1)
-    for name in ("one", "two"):
-        fake.create("ddpjobs", a_job(name))
-    found = a_lister()
-    await found.take_turn()
+    found = await lister_of_two_jobs(fake, a_lister)
     fake.remove("ddpjobs", "one")
     found.note_gap()
     fake.fault("GET", f"/{JOBS.api}/ddpjobs", refusal(500, "InternalError"), times=float("inf"))
@@ -288,10 +288,7 @@ async def test_nodes_that_can_be_read_later_are_watched_by_the_next_start(fake, 
 
 
 async def test_everything_is_listed_once_an_hour(fake, a_lister, many, monkeypatch):
-    for name in ("one", "two"):
-        fake.create("ddpjobs", a_job(name))
-    found = a_lister()
-    await found.take_turn()
+    found = await lister_of_two_jobs(fake, a_lister)
     fake.remove("ddpjobs", "one")
     monkeypatch.setattr(lister, "COMPLETE_INTERVAL", 0)
     await found.take_turn()
@@ -335,10 +332,7 @@ async def test_everything_is_listed_until_the_watches_have_begun(fake, api, many
 
 
 async def test_everything_is_listed_once_more_after_kopf_has_listed(fake, a_lister, many):
-    for name in ("one", "two"):
-        fake.create("ddpjobs", a_job(name))
-    found = a_lister()
-    await found.take_turn()
+    found = await lister_of_two_jobs(fake, a_lister)
     fake.remove("ddpjobs", "one")
     found.note_event(JOBS, is_listed=True)
     await found.take_turn()

@@ -176,7 +176,7 @@ async def test_a_workload_orphaned_with_its_pods_is_let_go_after_them(runs: bool
     assert cache.key_of_owned(body) == ("ml", "digits")
     server = Server(body, [a_pod_without_owner(runs)])
     await with_server(cache, server).let_orphans_go(("ml", "digits"))
-    # It is deleted too: nobody else does it.
+    # Without an owner, the garbage collector does not delete it.
     assert server.verbs == ([] if runs else [Verb.DELETE, Verb.MERGE])
 
 

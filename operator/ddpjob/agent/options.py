@@ -30,8 +30,8 @@ class Options(NamedTuple):
     own_files: bool
     own_ipc: bool
 
-    # The port of the probes, /metrics and /state. `state_path` is a path of the state in this pod
-    # only: the address of a lost pod may belong to another one by now.
+    # The port of the probes, /metrics and /state. `state_path` is a second path of the state. A pod
+    # of another job does not have it: the address of a lost pod may belong to another one by now.
     port: str | None
     state_path: str
 

@@ -175,7 +175,8 @@ class Judge:
         if found:
             words = end[found.start() :]
             return LastWords(EXCEPTION_CODE, found[1].strip(), words, is_exception=True)
-        return LastWords(EXCEPTION_CODE, last_line(text), last_line(text))
+        line = last_line(text)
+        return LastWords(EXCEPTION_CODE, line, line)
 
     def cause(self, last_words: LastWords) -> str:
         """Return the cause according to the last words of a process, one of CAUSES."""
@@ -196,10 +197,11 @@ class Judge:
         exception = "no heartbeat" if age is None else f"no heartbeat for {age:.0f} s"
         behind = []
         groups: dict[tuple[str, ...], list[int]] = {}
-        for stream in ranks:
+        # A rank without its header has not begun.
+        for stream in filter(attrgetter("worker"), ranks):
             text = stream.text()
             stack = tuple(stack_in(text)) or ("no stack",)
-            groups.setdefault(stack, []).append(stream.worker.get("rank", -1))
+            groups.setdefault(stack, []).append(stream.worker["rank"])
             for pattern in self.words.get("behind", []):
                 behind += pattern.findall(text)
         if behind:

@@ -71,7 +71,7 @@ def with_time_limits(base: Any) -> Any:
             if hasattr(self, "_shutdown_timeout"):
                 options["timeout"] = self._shutdown_timeout
             elif self._pcontext:
-                # Releases before 2.12 give 30 s. Ended workers are left alone.
+                # Older releases, such as 2.9, give 30 s. Ended workers are left alone.
                 death_sig = (*args, options.get("death_sig", signal.SIGTERM))[0]
                 self._pcontext.close(death_sig, int(shutdown_seconds(os.environ)))
             super()._shutdown(*args, **options)

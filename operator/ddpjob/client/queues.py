@@ -6,7 +6,7 @@ from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import client_errors
 from ddpjob.client.findings import Finding, jobs_of_namespace, list_if_allowed
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import DEFAULT_QUEUE, LABEL_QUEUE, Workload, read_workload
+from ddpjob.core.api.kueue import DEFAULT_QUEUE, LABEL_QUEUE, POD_WEBHOOK, Workload, read_workload
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.user_job import DDPJob
@@ -14,10 +14,6 @@ from ddpjob.kube.kinds import LOCAL_QUEUES, WORKLOADS
 from ddpjob.kube.request import ReadDocument
 
 SUBJECT = "Queues"
-
-# Kueue's webhook for pods. Without its answer, the API server refuses all pods of the cluster.
-POD_WEBHOOK = "mpod.kb.io"
-
 PAGE = "users/queues.md#for-administrators"
 
 
@@ -26,14 +22,13 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
     jobs = await jobs_of_namespace(client)
     with client_errors():
         is_served = await client.api.read(ReadDocument(WORKLOADS.api))
-    refused = list(find_refused_pods(jobs))
+    findings = list(find_refused_pods(jobs))
     if not is_served:
-        return [*find_without_kueue(jobs), *refused]
+        return [*find_without_kueue(jobs), *findings]
     queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace)
     labels = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
     found = await list_if_allowed(client, WORKLOADS, client.namespace, labels) or ()
     workloads = list(filter(None, map(read_workload, found)))
-    findings = refused
     if queues is not None:
         findings += find_traps(jobs, queues)
     findings += find_held(workloads)
@@ -52,8 +47,8 @@ def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
 
 def find_refused_pods(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
     """Yield findings about jobs whose pods are refused or held by Kueue's webhook for pods."""
-    for job in jobs:
-        if not job.finished and POD_WEBHOOK in job.message:
+    for job in (job for job in jobs if not job.finished):
+        if POD_WEBHOOK in job.message:
             yield Finding(
                 SUBJECT,
                 f"Kueue's webhook {POD_WEBHOOK} fails, so the pods of job {job.name} are refused",
@@ -61,7 +56,7 @@ def find_refused_pods(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
                 "`kueue.account` of the chart names it",
                 PAGE,
             )
-        elif not job.finished and job.reason == Reason.HELD_BY_KUEUE:
+        elif job.reason == Reason.HELD_BY_KUEUE:
             found = f"Kueue takes the pods of job {job.name} one by one"
             advice = (
                 f"let Kueue's configuration name DDPJobs, and give the job the label {LABEL_QUEUE}"

@@ -73,6 +73,14 @@ class Memory:
     refusals: int = 0
 
 
+@dataclass(slots=True)
+class AgentCheck:
+    """A look for the agent's ConfigMap: its time, and the problem found, if any."""
+
+    time: float
+    problem: str = ""
+
+
 @dataclass
 class Actor:
     """Carries out plans. `clock` gives monotonic seconds, and `now` the time of day."""
@@ -92,8 +100,8 @@ class Actor:
     under_quota: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
     # The UIDs of jobs whose progress is not yet written.
     with_progress: set[str] = field(default_factory=set)
-    # When the agent's ConfigMap was last looked for, by namespace.
-    agent_checked: dict[str, float] = field(default_factory=dict)
+    # The last look for the agent's ConfigMap, by namespace.
+    agent_checks: dict[str, AgentCheck] = field(default_factory=dict)
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
@@ -104,7 +112,7 @@ class Actor:
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
         self.with_progress &= existing.keys()
         namespaces = {seen.namespace for seen in existing.values()}
-        self.agent_checked = {ns: at for ns, at in self.agent_checked.items() if ns in namespaces}
+        self.agent_checks = {ns: one for ns, one in self.agent_checks.items() if ns in namespaces}
         for namespace, waiting in list(self.under_quota.items()):
             self.under_quota[namespace] = {uid: None for uid in waiting if uid in existing}
             if not self.under_quota[namespace]:
@@ -288,17 +296,17 @@ class Actor:
     async def _check_agent(self, job: Job) -> None:
         """Create the agent's ConfigMap again if it is gone. A waiting pod is a sign of that.
 
-        One look serves all jobs of a namespace.
+        One look serves all jobs of a namespace, and each of them is told of a problem.
         """
-        last = self.agent_checked.get(job.namespace, float("-inf"))
-        if self.clock() - last < AGENT_INTERVAL:
-            return
-        self.agent_checked[job.namespace] = self.clock()
-        try:
-            await self.creator.check_agent(job.namespace)
-        except (Refused, ApiError) as error:
-            message = f"the pods may wait for the ConfigMap of the agent: {error}"
-            await self.reporter.post_once(job, "NoAgent", message)
+        check = self.agent_checks.get(job.namespace)
+        if check is None or self.clock() - check.time >= AGENT_INTERVAL:
+            check = self.agent_checks[job.namespace] = AgentCheck(self.clock())
+            try:
+                await self.creator.check_agent(job.namespace)
+            except (Refused, ApiError) as error:
+                check.problem = f"the pods may wait for the ConfigMap of the agent: {error}"
+        if check.problem:
+            await self.reporter.post_once(job, "NoAgent", check.problem)
 
     async def _assign(self, job: Job, assigns: tuple[Assign, ...]) -> bool:
         """Assign the remaining pods. They begin to end the last attempt before anything else.

@@ -31,8 +31,9 @@ INTERVAL = 10.0
 FIRST_LOOK = 2.0
 
 # After so many failed looks, jobs without a queue no longer wait: a broken extension must not stop
-# those that do not use it.
+# those that do not use it. Seconds between these looks.
 FAILED_LOOKS = 3
+FIRST_RETRY = 1.0
 
 # The operator's own objects.
 OWN = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
@@ -74,7 +75,7 @@ class Extension:
                 is_forbidden = isinstance(error, ApiError) and error.status in (401, 403)
                 self._failed_looks += 1
                 self._become(ApiState.UNREADABLE if is_forbidden else ApiState.UNKNOWN)
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(INTERVAL if self.has_looked else FIRST_RETRY)
 
     def state_in(self, namespace: str) -> ApiState:
         """Return the state of the kind in a namespace."""

@@ -133,6 +133,6 @@ async def _get(session: aiohttp.ClientSession, question: Question) -> bytes:
 
 
 def _url_of(question: Question) -> URL:
-    """Return where the agent of a pod answers. Raises ValueError if its address is none."""
+    """Return the URL of an agent's state. Raises ValueError if the pod has no valid address."""
     host, port, path = question.address, names.AGENT_PORT, question.path
     return URL.build(scheme="http", host=host, port=port, path=path)

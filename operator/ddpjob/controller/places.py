@@ -105,9 +105,8 @@ class Places:
         found = kueue.read_workload(await self.writer.read(request) or {})
         if found is None or (found.job_uid, found.uid) != (job.uid, place.uid):
             return False
-        labels = {names.LABEL_MANAGED_BY: names.MANAGER}
-        metadata = {**_as_seen(found), "labels": labels}
-        body = {"metadata": metadata}
+        label = {names.LABEL_MANAGED_BY: names.MANAGER}
+        body = {"metadata": {**_as_seen(found), "labels": label}}
         request = Request(Verb.MERGE, WORKLOADS, job.namespace, name, body=body)
         return self.cache.workloads.restore(await self.writer.write(request))
 
@@ -156,20 +155,21 @@ class Places:
             raise Refused(Reason.NO_QUEUE, f"{word} {name} does not exist; choose another one")
         return Priority(int(found.get("value", 0)), kind.group, word, name)
 
-    async def _is_unused(self, job: Identity, *owners: Identity | None) -> bool:
+    async def _is_unused(self, job: Identity, *, is_orphaned: bool = False) -> bool:
         """Return True if the API server has no pod of a job with a running container.
 
         The running pods of the job enter the cache. Room in use by a pod must not be given to
-        others. `owners` are more possible owners of the pods of a removed job.
+        others. If the job `is_orphaned`, its pods may have lost their owner too.
         """
         query = {
             "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
             "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
         }
         answer = await self.writer.read(Request(Verb.GET, PODS, job.namespace, query=query))
+        owners = (job, None) if is_orphaned else (job,)
         is_unused = True
         for body in (answer or {}).get("items", ()):
-            pod = read_pod(body) if owner_of(body) in (job, *owners) else None
+            pod = read_pod(body) if owner_of(body) in owners else None
             if pod and not pod.released:
                 self.cache.pods.restore(body)
                 is_unused = False
@@ -330,8 +330,7 @@ class Places:
             return
         found = await self.writer.read(Request(Verb.GET, JOBS, *key))
         exists = found is not None and child(found, "metadata").get("uid") == job.uid
-        # The garbage collector may have taken the owner off the pods too.
-        if exists or not await self._is_unused(job, None):
+        if exists or not await self._is_unused(job, is_orphaned=True):
             return
         log.info("%s/%s: its Workload %s is removed", *key, workload.name)
         try:

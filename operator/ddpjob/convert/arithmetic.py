@@ -1,17 +1,16 @@
 """Calculate with the known numbers of a shell script."""
 
+import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 # `$((…))`, with parentheses of one level inside.
 CALCULATION = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 NAME = re.compile(r"\$?\b([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)\}")
 
-# Longer ones are no sizes of a job.
-MAX_LENGTH = 200
-
-# A number, an operator or a parenthesis. Anything else cannot be calculated here.
-TOKEN = re.compile(r"\d+|\S")
+# A calculation of whole numbers. Longer ones are no sizes of a job.
+NUMBERS = re.compile(r"[\d\s()+*/%-]{1,200}", re.ASCII)
 
 
 def calculate(text: str, values: Mapping[str, str]) -> str:
@@ -22,66 +21,42 @@ def calculate(text: str, values: Mapping[str, str]) -> str:
 
     def result(found: re.Match[str]) -> str:
         written = NAME.sub(lambda name: values.get(name[1] or name[2], name[0]), found[1])
-        if len(written) > MAX_LENGTH:
+        if not NUMBERS.fullmatch(written):
             return found[0]
         try:
-            return str(_result(written))
-        except (ValueError, ZeroDivisionError):
+            return str(_result(ast.parse(written.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
             return found[0]
 
     return CALCULATION.sub(result, text)
-
-
-def _result(text: str) -> int:
-    """Return the result of a calculation. Raises ValueError for anything else."""
-    tokens = TOKEN.findall(text)
-    result = _sum(tokens)
-    if tokens:
-        raise ValueError(f"expected the end, got {tokens[0]}")
-    return result
-
-
-# Each of these removes the tokens of its part from the beginning of the list.
-
-
-def _sum(tokens: list[str]) -> int:
-    total = _product(tokens)
-    while tokens and tokens[0] in "+-":
-        sign = 1 if tokens.pop(0) == "+" else -1
-        total += sign * _product(tokens)
-    return total
-
-
-def _product(tokens: list[str]) -> int:
-    total = _factor(tokens)
-    while tokens and tokens[0] in "*/%":
-        operator = tokens.pop(0)
-        factor = _factor(tokens)
-        if operator == "*":
-            total *= factor
-        elif operator == "/":
-            total = _quotient(total, factor)
-        else:
-            total -= factor * _quotient(total, factor)
-    return total
-
-
-def _factor(tokens: list[str]) -> int:
-    token = tokens.pop(0) if tokens else ""
-    if token == "-":
-        return -_factor(tokens)
-    if token == "(":
-        total = _sum(tokens)
-        if not tokens or tokens.pop(0) != ")":
-            raise ValueError("expected )")
-        return total
-    # A shell reads a number with a zero at its beginning as octal.
-    if not token.isascii() or str(int(token)) != token:
-        raise ValueError(f"expected a number, got {token}")
-    return int(token)
 
 
 def _quotient(left: int, right: int) -> int:
     """Divide as a shell does: towards zero."""
     size = abs(left) // abs(right)
     return size if (left < 0) == (right < 0) else -size
+
+
+def _remainder(left: int, right: int) -> int:
+    return left - right * _quotient(left, right)
+
+
+# What a shell and Python write in the same way, and with the same precedence.
+OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+}
+
+
+def _result(node: ast.expr) -> int:
+    """Return the result of a calculation. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_result(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_result(node.left), _result(node.right))
+    raise ValueError("expected a calculation of whole numbers")

@@ -53,6 +53,9 @@ MAX_PLACES = 1000
 POD_GATE = f"{GROUP}/admission"
 POD_FINALIZER = f"{GROUP}/managed"
 
+# Kueue's webhook for pods. Without its answer, the API server refuses all pods of the cluster.
+POD_WEBHOOK = "mpod.kb.io"
+
 # A LocalQueue of this name takes what has no queue.
 DEFAULT_QUEUE = "default"
 
@@ -219,10 +222,12 @@ def job_of(body: Dict) -> names.Identity | None:
     garbage collector takes the owner off.
     """
     metadata = child(body, "metadata")
+    if metadata.get("ownerReferences"):
+        return owner_of(body)
     labels = child(metadata, "labels")
     job, uid = labels.get(names.LABEL_JOB), labels.get(LABEL_JOB_UID)
-    if metadata.get("ownerReferences") or not (job and uid):
-        return owner_of(body)
+    if not (job and uid):
+        return None
     return names.Identity(str(metadata.get("namespace")), str(job), str(uid))
 
 

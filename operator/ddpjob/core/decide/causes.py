@@ -368,17 +368,17 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
 
     There is none unless every running pod has answered: a mute pod may be the lost peer.
     """
-    if not failed or not all(_is_innocent(pod, False) for pod in failed):
+    if not all(_is_innocent(pod, False) for pod in failed):
         return None
     running = [pod for pod in obs.current if not pod.ended]
-    answers = [(pod, obs.answer_of(pod)) for pod in running]
-    if not all(answer for _, answer in answers):
+    answers = [(pod, answer) for pod in running if (answer := obs.answer_of(pod))]
+    if len(answers) < len(running):
         return None
     for pod, answer in answers:
-        if answer and answer.ended_early:
+        if answer.ended_early:
             rank = answer.ended_early[0]
             return _ended_early(pod, rank, failed)
-    if any(answer.failed for _, answer in answers if answer):
+    if any(answer.failed for _, answer in answers):
         return None
     # All ranks of such a pod have ended.
     for pod in obs.current:

@@ -41,10 +41,11 @@ NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 # The reason of the condition PodScheduled while a scheduling gate holds a pod.
 GATED = "SchedulingGated"
 
-HELD_BY_KUEUE = (
+HELD_BY_KUEUE = Finding(
+    Reason.HELD_BY_KUEUE,
     "Kueue holds the pod by itself, so the gang may start in part; let its configuration name "
     "DDPJobs (integrations.externalFrameworks: [DDPJob.v1alpha1.ddpjob.dev]), and give the job the "
-    f"label {LABEL_QUEUE}"
+    f"label {LABEL_QUEUE}",
 )
 
 # The scheduler's message if a claim of the pod does not exist. Some versions end it with the words
@@ -439,9 +440,8 @@ def _schedule_condition(status: Dict) -> Dict:
 def _blocked(body: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
     metadata, spec, status = (child(body, part) for part in ("metadata", "spec", "status"))
-    held = Finding(Reason.HELD_BY_KUEUE, HELD_BY_KUEUE)
     if any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates")):
-        return held
+        return HELD_BY_KUEUE
     scheduled = _schedule_condition(status)
     if scheduled:
         return _unscheduled(scheduled)
@@ -451,7 +451,7 @@ def _blocked(body: Dict, container: Dict) -> Finding | None:
             message = f"init container {init.get('name')}: {finding.message}"
             return Finding(finding.reason, message)
     is_held = POD_FINALIZER in (metadata.get("finalizers") or ())
-    return _waiting(container) or (held if is_held else None)
+    return _waiting(container) or (HELD_BY_KUEUE if is_held else None)
 
 
 def _unscheduled(condition: Dict) -> Finding:
