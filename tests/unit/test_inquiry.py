@@ -39,10 +39,12 @@ def uid_of(pod):
     return found.uid
 
 
-def with_answers(*pods, now=NOW, **answers):
+def with_answers(*pods, now=NOW, nproc=1, **answers):
     """Judge an attempt with what the agents of `pod<index>` have answered."""
     by_index = {f"pod{found.index}": found.uid for found in read_pods(*pods)}
     job = a_running_job(nodes=len(pods), undecided_since=NOW)
+    resolved = replace(job.status.resolved, nproc_per_node=nproc)
+    job = replace(job, status=replace(job.status, resolved=resolved))
     states = {by_index[name]: state for name, state in answers.items()}
     return judge(observation(job, *pods, answers=states), now)
 
@@ -103,9 +105,9 @@ def test_a_rank_that_has_ended_with_0_is_the_cause_at_once():
 def test_a_pod_that_has_succeeded_while_its_peer_trained_has_ended_too_early():
     # The peer hosts the rendezvous, so torchrun in this pod does not wait for it.
     pods = FOLLOWER, a_pod(1, succeeded()), a_pod(2, running())
-    verdict = with_answers(*pods, pod2=TRAINS)
+    verdict = with_answers(*pods, pod2=TRAINS, nproc=4)
     assert (verdict.cause, verdict.reason, verdict.index) == (Cause.FAILURE, Reason.ENDED_EARLY, 1)
-    assert "ended with exit code 0 while rank" in verdict.message
+    assert verdict.message.startswith("rank 4 in pod digits-0-1 ended with exit code 0 while rank")
     own = a_pod(0, failed(torchrun_tail("raise")))
     assert with_answers(own, a_pod(1, succeeded())).reason == "WorkerFailed"
 

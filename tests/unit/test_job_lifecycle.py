@@ -271,6 +271,14 @@ def test_an_invalid_pod_ends_a_job_that_is_taken_up_again_and_never_had_a_pod():
     assert plan_for(job, refusal=refusal).status.has(Condition.FAILED)
 
 
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"nodes": 4}])
+def test_a_job_with_one_pod_of_its_gang_had_pods_also_after_a_suspension_or_a_resize(spec):
+    job = a_job(status=a_status(latched=False, ran=False), **spec)
+    job = replace(job, status=changed(job.status, had_pods=False))
+    assert plan_for(job, a_pod(0, running())).status.attempt.had_pods
+    assert not plan_for(job).status.attempt.had_pods
+
+
 def test_pods_that_trained_after_the_end_may_write_a_checkpoint_before_a_retry():
     status = changed(a_failed_job().status, running_time=None, last_failure=LastFailure())
     pods = [a_pod(index, running(), attempt=5) for index in range(2)]

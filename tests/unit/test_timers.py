@@ -414,3 +414,11 @@ def test_no_clock_runs_while_the_place_of_new_pods_is_unknown():
     assert (plan.status.attempt.starting_since, plan.status.active_since) == (None, None)
     later = plan_for(written(job, plan), refusal=refusal, now=at(500))
     assert later.status.phase == Phase.PENDING
+
+
+def test_pods_that_run_use_the_time_of_an_active_job_while_a_place_is_unknown():
+    job = a_running_job(latched=False, ran=False, starting_since=at(-9), active_since=at(-9))
+    refusal = Refusal(Reason.NO_QUEUE, "the room cannot be read", at(5))
+    status = plan_for(job, a_pod(0, running()), refusal=refusal).status
+    assert (status.active_since, status.attempt.starting_since) == (at(-9), None)
+    assert status.attempt.starting_seconds == 9

@@ -126,32 +126,38 @@ async def test_a_look_without_an_answer_is_repeated_a_few_times(follow: Any) -> 
     assert api.reads == module.FAILED_LOOKS
 
 
-def known(state: ApiState, looked: bool = True) -> Extensions:
-    """Return the extensions of a cluster with a default queue in the namespace ml."""
+def known(state: ApiState, *looked: bool) -> Extensions:
+    """Return the extensions of a cluster with a default queue in the namespace ml.
+
+    `looked`: whether the Workloads and the default queues were looked for.
+    """
     cache = Cache()
     cache.default_queues.see(a_default_queue("uid", "1"))
-    found: Any = SimpleNamespace(
-        state=state, has_looked=looked, cache=cache, state_in=lambda namespace: state
-    )
-    return Extensions(found, found, {})
+    both: list[Any] = [
+        SimpleNamespace(state=state, has_looked=one, cache=cache, state_in=lambda namespace: state)
+        for one in looked
+    ]
+    return Extensions(*both, {})
 
 
 @pytest.mark.parametrize(
     ("state", "looked", "has_queue"),
     [
-        (ApiState.UNKNOWN, False, None),
-        (ApiState.SERVED, True, True),
-        (ApiState.UNKNOWN, True, True),
-        (ApiState.ABSENT, True, False),
-        (ApiState.UNREADABLE, True, False),
-        (ApiState.OFF, False, False),
-        (ApiState.REFUSED, False, False),
+        (ApiState.UNKNOWN, (False, False), None),
+        (ApiState.SERVED, (True, False), None),
+        (ApiState.UNKNOWN, (False, True), None),
+        (ApiState.SERVED, (True, True), True),
+        (ApiState.UNKNOWN, (True, True), True),
+        (ApiState.ABSENT, (True, True), False),
+        (ApiState.UNREADABLE, (True, True), False),
+        (ApiState.OFF, (False, False), False),
+        (ApiState.REFUSED, (False, False), False),
     ],
 )
 def test_whether_a_namespace_has_a_default_queue(
-    state: ApiState, looked: bool, has_queue: bool | None
+    state: ApiState, looked: tuple[bool, bool], has_queue: bool | None
 ) -> None:
-    extensions = known(state, looked)
+    extensions = known(state, *looked)
     assert extensions.has_default_queue("ml") is has_queue
     assert not extensions.has_default_queue("other")
 
