@@ -17,7 +17,8 @@ import pytest
 
 SLOWEST = 10
 
-# The table of all tests: wall s, CPU s and name, separated by tabs.
+# The table of all tests, separated by tabs: wall s, CPU s, seconds from the start of the run to the
+# start of the test, the worker and the name.
 ROOT = Path(__file__).parents[1]
 EACH = ROOT / "build" / "test-costs.tsv"
 
@@ -93,10 +94,14 @@ class Table:
     def __init__(self) -> None:
         self._began = (time.monotonic(), busy_seconds())
         self._tests: dict[str, Cost] = defaultdict(Cost)
+        # When each test ended, in seconds since the start of the run, and its worker.
+        self._ends: dict[str, tuple[float, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         wall, cpu = getattr(report, ATTRIBUTE, (0.0, 0.0))
         self._tests[report.nodeid].add(Cost(wall, cpu, report.when == "call"))
+        worker = getattr(report, "worker_id", "")
+        self._ends[report.nodeid] = (time.monotonic() - self._began[0], worker)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if len(self._tests) < SLOWEST:
@@ -104,7 +109,10 @@ class Table:
         terminalreporter.section("costs")
         for line in self.lines():
             terminalreporter.write_line(line)
-        rows = (f"{cost.wall:.2f}\t{cost.cpu:.2f}\t{test}\n" for test, cost in self._tests.items())
+        rows = []
+        for test, cost in self._tests.items():
+            end, worker = self._ends[test]
+            rows.append(f"{cost.wall:.2f}\t{cost.cpu:.2f}\t{end:.1f}\t{worker}\t{test}\n")
         EACH.parent.mkdir(exist_ok=True)
         EACH.write_text("".join(rows))
         terminalreporter.write_line(f"of each test: {EACH.relative_to(ROOT)}")

@@ -37,6 +37,8 @@ if os.environ["DDP_ATTEMPT"] == "0":
             time.sleep(0.1)
         raise ValueError("bad data")
     signal.pause()
+# A rank that ended before a peer has connected to it would be a failure.
+dist.barrier()
 dist.destroy_process_group()
 """
 HELPER = 'import built\n\n\ndef greeting(rank):\n    return f"hello from {built.WHAT} {rank}"\n'

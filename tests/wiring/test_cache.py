@@ -351,3 +351,35 @@ def test_a_node_that_is_gone_is_known_no_more():
     cache.nodes.see(a_read_node("a", 5))
     assert cache.nodes.correct("gpu-7", None) is None
     assert (cache.nodes.by_name, cache.nodes.objects) == ({}, {})
+
+
+class CountedObjects(dict):
+    """Objects of a store, with the number of those that were looked at."""
+
+    looks = 0
+
+    def __getitem__(self, uid):
+        self.looks += 1
+        return super().__getitem__(uid)
+
+    def values(self):
+        self.looks += len(self)
+        return super().values()
+
+    def items(self):
+        self.looks += len(self)
+        return super().items()
+
+
+def test_a_list_of_one_namespace_looks_at_its_own_objects_only():
+    cache = Cache()
+    for number in range(100):
+        pod = a_pod(f"uid-{number}", 1, f"job-{number}")
+        pod["metadata"]["namespace"] = f"team-{number // 2}"
+        cache.pods.see(pod)
+    cache.pods.objects = CountedObjects(cache.pods.objects)
+    assert cache.pods.count("team-7") == 2
+    assert cache.pods.drop_unlisted({"uid-14"}, 2, "team-7") == 1
+    assert cache.pods.count("team-7") == 1
+    assert cache.pods.objects.looks <= 2
+    assert len(cache.pods.objects) == 99

@@ -7,6 +7,7 @@ except those newer than the LIST.
 Versions are compared only within one kind: an API server may keep each kind in another etcd.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -52,6 +53,8 @@ class Store(Generic[Value]):
     read: Callable[[Dict], Value | None]
     objects: dict[str, Seen[Value]] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
+    # The UIDs of the objects of each namespace.
+    _of_namespace: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def see(self, body: Dict) -> bool:
         """Store an object. Return True if its known value changes."""
@@ -67,6 +70,7 @@ class Store(Generic[Value]):
         if old:
             self._remove(old)
         self.objects[uid] = seen
+        self._of_namespace[seen.namespace].add(uid)
         self._add(seen)
         return old is None or old.value != value
 
@@ -80,6 +84,7 @@ class Store(Generic[Value]):
         self.gone[uid] = max(version, seen.version if seen else 0)
         if seen is None:
             return False
+        self._of_namespace[seen.namespace].discard(uid)
         self._remove(seen)
         return True
 
@@ -92,9 +97,7 @@ class Store(Generic[Value]):
 
     def count(self, namespace: str | None) -> int:
         """Return how many objects a namespace has, or all namespaces together."""
-        if namespace is None:
-            return len(self.objects)
-        return sum(seen.namespace == namespace for seen in self.objects.values())
+        return len(self._uids(namespace))
 
     def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> int:
         """Remove the objects that a complete LIST at `version` does not contain.
@@ -104,8 +107,8 @@ class Store(Generic[Value]):
         """
         gone = [
             uid
-            for uid, seen in self.objects.items()
-            if uid not in listed and seen.version <= version and namespace in (None, seen.namespace)
+            for uid in self._uids(namespace)
+            if uid not in listed and self.objects[uid].version <= version
         ]
         for uid in gone:
             self.drop(uid, version)
@@ -117,6 +120,14 @@ class Store(Generic[Value]):
         Answers of that age can no longer arrive.
         """
         self.gone = {uid: at for uid, at in self.gone.items() if at > version}
+
+    def _uids(self, namespace: str | None) -> Set[str]:
+        """Return the UIDs of the objects of a namespace, or of all."""
+        return (
+            self.objects.keys()
+            if namespace is None
+            else self._of_namespace.get(namespace, frozenset())
+        )
 
     def _read_again(self, body: Dict, old: Value) -> Value | None:
         return self.read(body)
