@@ -11,7 +11,7 @@ import yaml
 
 from ddpjob import __version__
 
-from .commands import ROOT, CommandFailed, Object, node_image, run, wait_until
+from .commands import ROOT, CommandFailed, Object, build_image, node_image, run, wait_until
 from .reader import Reader
 
 NAME = "ddpjob-test"
@@ -38,19 +38,19 @@ PYTHON_ONLY = "ddpjob-test-python:cpu"
 
 
 def build_operator_image() -> None:
-    run("docker", "build", "--quiet", "--tag", OPERATOR, ".")
+    build_image(OPERATOR)
 
 
 def build_trainer_images() -> None:
     """Build the plain image, a stage of the trainer's, and the trainer's own."""
-    trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
-    run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
-    run(*trainer, "--tag", TRAINER, ".")
+    trainer = ("--file", "images/cpu/Dockerfile")
+    build_image(PLAIN, *trainer, "--target", "torch")
+    build_image(TRAINER, *trainer)
     # A link would not be part of the virtual environment.
     program = r'#!/bin/sh\nexec /opt/venv/bin/python "$@"\n'
     write = f"mkdir /only && printf '{program}' > /only/python && chmod +x /only/python"
     dockerfile = f"FROM {PLAIN}\nRUN {write}\nENV PATH=/only\n"
-    run("docker", "build", "--quiet", "--tag", PYTHON_ONLY, "-", stdin=dockerfile)
+    build_image(PYTHON_ONLY, context="-", stdin=dockerfile)
 
 
 def shorten_node_grace_period() -> None:

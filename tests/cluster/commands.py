@@ -43,6 +43,15 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> s
     return result.stdout
 
 
+def build_image(tag: str, *options: str, context: str = ".", stdin: str | None = None) -> None:
+    """Build an image with the command `BUILD`, as `make images` does. The default is docker build.
+
+    With the context "-", `stdin` is the Dockerfile.
+    """
+    build = os.environ.get("BUILD", "docker build").split()
+    run(*build, "--quiet", "--tag", tag, *options, context, stdin=stdin)
+
+
 # Between two looks at a state, in seconds. Some states last for two seconds only.
 FIRST_PAUSE = 0.3
 LONGEST_PAUSE = 1.0

@@ -11,7 +11,7 @@ from ddpjob.core.api.yaml_text import load_yaml
 
 from .builders import script_job
 from .cluster import CHART, OPERATOR, SYSTEM, Cluster
-from .commands import run, wait_until
+from .commands import build_image, run, wait_until
 from .namespace import Namespace
 
 JOB = "kept"
@@ -43,7 +43,7 @@ while not pathlib.Path("/tmp/finish").exists():
 def earlier(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """Yield the packaged chart of an earlier version, with its image loaded."""
     image = f"ddpjob-operator:{EARLIER}"
-    run("docker", "build", "--quiet", "--tag", image, "-", stdin=DOCKERFILE)
+    build_image(image, context="-", stdin=DOCKERFILE)
     cluster.load(image)
     chart = tmp_path / "ddpjob-operator"
     shutil.copytree(CHART, chart)
