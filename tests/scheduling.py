@@ -36,7 +36,8 @@ GROUPS = {
 SINGLE_TESTS = (CLUSTER, "tests/wiring/")
 
 # The order in which workers take groups, files and tests, by the beginnings of their names. The
-# longest begin. The first tests on the cluster have it alone, so the others come later.
+# first tests on the cluster have it alone for five minutes. Meanwhile the other workers run what
+# needs no cluster, because a worker that waits for the cluster does nothing. Short tests are last.
 ORDER = (
     "cluster, disturbed",
     "API server",
@@ -45,6 +46,7 @@ ORDER = (
         f"tests/trainer/test_{name}.py"
         for name in ("real_images", "toy", "interruption", "ranks", "hardware", "local_run")
     ),
+    "tests/trainer/",
     f"{CLUSTER}test_in_place.py",
     f"{CLUSTER}test_training.py",
     "digits on the cluster",
@@ -53,7 +55,6 @@ ORDER = (
     f"{CLUSTER}test_command_line.py",
     f"{CLUSTER}test_lifecycle.py",
     f"{CLUSTER}test_user_images.py",
-    "tests/trainer/",
     "tests/agent/",
     # It looks at a job waiting since the cluster was made.
     f"{CLUSTER}test_waiting.py",

@@ -47,7 +47,7 @@ class Pod:
         for name, text in agent_files().items():
             if name == "suspicion.py":
                 # The waits for other pods.
-                text = shortened(text, "ORDER_SECONDS = 5.0", "SILENT_SECONDS = 10.0")
+                text = shortened(text, "ORDER_SECONDS = 10.0", "SILENT_SECONDS = 10.0")
             (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
         self.options = {

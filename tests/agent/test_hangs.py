@@ -196,14 +196,18 @@ def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monke
     assert not due(9, is_silent=True)
     # The order is newer than the silence, and counts.
     assert not due(9.5, is_ordered=True, is_silent=True)
-    assert not due(14, is_ordered=True, is_silent=True)
-    assert due(14.5, is_ordered=True, is_silent=True)
+    assert not due(19, is_ordered=True, is_silent=True)
+    assert due(19.5, is_ordered=True, is_silent=True)
     # All processes are stopped at once, so no rank ends because of a peer's end.
     assert stopped_at == [9.5]
     # A heartbeat has come.
     assert not due(20)
+    # Without an order, other pods may become silent a moment later.
     assert not due(21, is_silent=True)
-    assert due(31, is_silent=True)
+    assert not due(31, is_silent=True)
+    assert stopped_at == [9.5, 31]
+    assert not due(40.9, is_silent=True)
+    assert due(41, is_silent=True)
 
 
 def test_the_report_has_the_time_of_the_first_heartbeat(pod):
