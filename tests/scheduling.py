@@ -31,9 +31,9 @@ GROUPS = {
         f"{CLUSTER}test_training.py::test_status_shows_the_way",
     ),
 }
-# Tests of these folders share nothing slow, and mostly wait. Those of a file elsewhere stay
-# together.
-SINGLE_TESTS = (CLUSTER, "tests/wiring/")
+# The tests of these places share nothing slow. Those of a file elsewhere stay together.
+RECIPES = "tests/unit/test_recipes.py"
+SINGLE_TESTS = (CLUSTER, "tests/wiring/", RECIPES)
 
 # The order in which workers take groups, files and tests, by the beginnings of their names. The
 # first tests on the cluster have it alone for five minutes. Meanwhile the other workers run what
@@ -58,6 +58,7 @@ ORDER = (
     "tests/agent/",
     # It looks at a job waiting since the cluster was made.
     f"{CLUSTER}test_waiting.py",
+    RECIPES,
     "tests/wiring/",
 )
 

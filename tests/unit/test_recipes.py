@@ -1,7 +1,6 @@
 """The recipes of CONTRIBUTING.md, followed in a copy of the repository.
 
-A test edits only the files listed in its recipe. Then the tests of the recipe pass, and the program
-knows what is new.
+Each edits only the files listed in it. Then its tests pass, and the program knows what is new.
 """
 
 import os
@@ -54,18 +53,21 @@ def read_recipes():
 RECIPES = read_recipes()
 
 
+def copy_to(root):
+    for path in COPIED:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+        copy(ROOT / path, root / path)
+
+
 class Recipe:
-    """A copy of the repository, to follow one recipe. `name` takes the place of NAME."""
+    """A recipe, followed in a copy of the repository. `name` takes the place of NAME."""
 
     def __init__(self, title, name, root):
         self.lists = RECIPES[title]
         self.name = name
         self.root = root
         self.edited = set()
-        for path in COPIED:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
-            copy(ROOT / path, root / path)
 
     def insert(self, path, text, before=""):
         """Insert a text into a file, or at its end. The file may be a new one."""
@@ -75,14 +77,6 @@ class Recipe:
         assert before in old, f"{path}: {before!r} not found"
         place = old.index(before) if before else len(old)
         file.write_text(old[:place] + text + old[place:])
-
-    def finish(self):
-        """Run what the recipe runs, and its tests."""
-        assert self.edited == set(self.lists["by hand"])
-        for command in self.lists.get("then", ()):
-            program, target = command.split()
-            self.run(program, "-o", STAMP, f"BIN={Path(sys.executable).parent}", target)
-        self.run(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *self.lists["tests"])
 
     def run(self, *command):
         """Run a program in the copy, and return its output."""
@@ -113,8 +107,7 @@ def test_the_files_of_a_recipe_exist(title):
             assert not test or f"def {test}(" in place.read_text(), path
 
 
-def test_the_recipe_for_an_accelerator_is_complete(tmp_path):
-    recipe = Recipe("Add an accelerator", "x9.8xlarge", tmp_path)
+def add_an_accelerator(recipe):
     row = {
         "description": "8 devices of a new kind",
         "backend": "nccl",
@@ -126,7 +119,7 @@ def test_the_recipe_for_an_accelerator_is_complete(tmp_path):
     }
     path = "operator/ddpjob/core/api/profiles/x9.8xlarge.yaml"
     recipe.insert(path, yaml.safe_dump({"x9.8xlarge": row}))
-    recipe.finish()
+    yield
     spec = load_yaml(recipe.ddpjob("init", "digits", "--accelerator", "x9.8xlarge"))["spec"]
     assert (spec["accelerator"], spec["nodes"]) == ("x9.8xlarge", 1)
     assert spec["image"] == "ddpjob-trainer:x9"
@@ -150,25 +143,23 @@ def command(person: Annotated[str, typer.Argument(help="Name of the person.")]) 
 '''
 
 
-def test_the_recipe_for_a_command_is_complete(tmp_path):
-    recipe = Recipe("Add a command", "greet", tmp_path)
+def add_a_command(recipe):
     recipe.insert("operator/ddpjob/cli/commands/greet.py", COMMAND.lstrip())
     row = '        "greet": "Greet a person.",\n'
     recipe.insert("operator/ddpjob/cli/main.py", row, before='        "submit":')
-    recipe.finish()
+    yield
     assert "| `ddpjob greet` | Greet a person |" in recipe.text("docs/users/command-line.md")
     assert "Greet a person." in recipe.ddpjob("--help")
     assert recipe.ddpjob("greet", "Ada") == "Hello Ada\n"
 
 
-def test_the_recipe_for_a_reason_is_complete(tmp_path):
-    recipe = Recipe("Add a reason", "Snowed", tmp_path)
+def add_a_reason(recipe):
     row = '    SNOWED = "Snowed", "snow covers the nodes", "remove the snow"\n'
     path = "operator/ddpjob/core/api/reasons.py"
     recipe.insert(path, row, before="    NODES_RUNNING =")
     health = "    Reason.SNOWED: (Phase.PENDING, PROGRESSING),\n"
     recipe.insert("tests/unit/test_gitops.py", health, before="    Reason.UNSCHEDULABLE:")
-    recipe.finish()
+    yield
     page = recipe.text("docs/users/operations.md")
     assert '| <a id="reason-snowed"></a>Snowed | snow covers the nodes | remove the snow |' in page
 
@@ -197,8 +188,7 @@ RULE = """- apiGroups: [policy]
 """
 
 
-def test_the_recipe_for_an_owned_object_is_complete(tmp_path):
-    recipe = Recipe("Add an object that a job owns", "poddisruptionbudget", tmp_path)
+def add_an_owned_object(recipe):
     row = '    BUDGET = "PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"\n'
     recipe.insert("operator/ddpjob/core/plan.py", row, before='    POD = "Pod"')
     templates = "operator/ddpjob/core/render/templates"
@@ -207,7 +197,7 @@ def test_the_recipe_for_an_owned_object_is_complete(tmp_path):
     recipe.insert("charts/ddpjob-operator/templates/_helpers.tpl", RULE, before=services)
     right = '    ("policy", "poddisruptionbudgets", "create get"),\n'
     recipe.insert("tests/unit/test_chart.py", right, before='    ("", "services",')
-    recipe.finish()
+    yield
     job = recipe.ddpjob("render", "examples/digits.yaml")
     kinds = [document["kind"] for document in load_all_yaml(job)]
     assert kinds == ["Service", "PodDisruptionBudget", "Pod", "Pod"]
@@ -235,15 +225,14 @@ def test_a_job_waits_for_the_snow_to_melt(tmp_path):
 """
 
 
-def test_the_recipe_for_a_field_is_complete(tmp_path):
-    recipe = Recipe("Add a field to the spec", "thawSeconds", tmp_path)
+def add_a_field(recipe):
     path = "operator/ddpjob/core/api/policy.py"
     recipe.insert(path, FIELD.lstrip("\n"), before="    time_to_live: Seconds")
     recipe.insert("operator/ddpjob/core/decide/rules.py", DECISION)
     path = "tests/local/test_manifest.py"
     recipe.insert(path, '    "thawSeconds",\n', before='    "nodes",\n    "nprocPerNode"')
     recipe.insert(path, FIELD_TEST)
-    recipe.finish()
+    yield
     assert "thawSeconds: int" in recipe.text("operator/ddpjob/jobs/spec_fields.py")
     assert "| `thawSeconds` | integer |" in recipe.text("docs/users/reference.md")
     field = load_yaml(recipe.text(CRD))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -254,15 +243,14 @@ def test_the_recipe_for_a_field_is_complete(tmp_path):
 METRIC = '    "ddpjob_snowflakes": Family("Snowflakes that fell on nodes"),\n'
 
 
-def test_the_recipe_for_a_metric_is_complete(tmp_path):
-    recipe = Recipe("Add a metric", "snowflakes", tmp_path)
+def add_a_metric(recipe):
     recipe.insert(
         "operator/ddpjob/controller/families.py", METRIC, before='    "ddpjob_reconciles":'
     )
     count = '        counted["ddpjob_snowflakes"].inc(0)\n'
     path = "operator/ddpjob/controller/metrics.py"
     recipe.insert(path, count, before="        # A counter that begins at 0")
-    recipe.finish()
+    yield
     page = recipe.text("docs/users/operations.md")
     assert "| `ddpjob_snowflakes_total` | Snowflakes that fell on nodes |" in page
 
@@ -291,8 +279,7 @@ def test_a_job_on_nodes_that_are_snowed_in_waits():
 """
 
 
-def test_the_recipe_for_a_rule_is_complete(tmp_path):
-    recipe = Recipe("Add a rule", "nodes_are_snowed_in", tmp_path)
+def add_a_rule(recipe):
     path = "operator/ddpjob/core/decide/rules.py"
     recipe.insert(path, SNOWED_IN.lstrip(), before="RULES: tuple[Rule")
     row = "    nodes_are_snowed_in,  # Nothing can be done before it thaws.\n"
@@ -303,4 +290,39 @@ def test_the_recipe_for_a_rule_is_complete(tmp_path):
     path = "tests/unit/test_decide.py"
     recipe.insert(path, '        "nodes_are_snowed_in",\n', before='        "attempt_failed",')
     recipe.insert(path, SNOW_TEST)
-    recipe.finish()
+    yield
+
+
+# For each recipe, what takes the place of NAME, and the generator that follows it: it edits files,
+# and after what the recipe runs, it checks the result.
+FOLLOWED = {
+    "Add an accelerator": ("x9.8xlarge", add_an_accelerator),
+    "Add a command": ("greet", add_a_command),
+    "Add a reason": ("Snowed", add_a_reason),
+    "Add an object that a job owns": ("poddisruptionbudget", add_an_owned_object),
+    "Add a field to the spec": ("thawSeconds", add_a_field),
+    "Add a metric": ("snowflakes", add_a_metric),
+    "Add a rule": ("nodes_are_snowed_in", add_a_rule),
+}
+
+
+@pytest.mark.parametrize("then", [["make generate"], []], ids=["generated", "by-hand-alone"])
+def test_the_recipes_are_complete(tmp_path, then):
+    """Follow the recipes with the same commands in one copy, to run these and the tests once."""
+    copy_to(tmp_path)
+    started, tests = [], set()
+    for title, (name, follow) in FOLLOWED.items():
+        recipe = Recipe(title, name, tmp_path)
+        if recipe.lists.get("then", []) == then:
+            steps = follow(recipe)
+            next(steps)
+            assert recipe.edited == set(recipe.lists["by hand"])
+            tests.update(recipe.lists["tests"])
+            started.append(steps)
+    assert started
+    for command in then:
+        program, target = command.split()
+        recipe.run(program, "-o", STAMP, f"BIN={Path(sys.executable).parent}", target)
+    recipe.run(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *sorted(tests))
+    for steps in started:
+        assert next(steps, None) is None

@@ -135,7 +135,7 @@ async def test_another_answer_is_none(agent, asking, body):
 
 async def test_a_late_answer_is_none(agent, asking, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
-    agent.wait = 5.0
+    agent.wait = 0.5
     await assert_no_answer(asking, question())
 
 

@@ -245,6 +245,8 @@ async def test_statuses_that_hang_do_not_refuse_the_mark_of_their_namespace(
     fake, a_writer, background, monkeypatch
 ):
     monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
+    monkeypatch.setattr(module, "SHORTEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(module, "LONGEST_TIMEOUT", 1.0)
     fake.fault("PUT", ".*/status", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
     statuses = [Request(Verb.UPDATE, JOBS, "ml", str(n), "status", body={}) for n in range(50)]
