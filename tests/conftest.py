@@ -21,7 +21,7 @@ import pytest
 import scheduling
 
 # A job in the background of a shell ignores these, and so would the processes that tests signal.
-for number in (signal.SIGQUIT, signal.SIGHUP):
+for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGABRT):
     if signal.getsignal(number) == signal.SIG_IGN:
         # A handler becomes the default action in a new program.
         signal.signal(number, lambda *_: None)

@@ -36,7 +36,7 @@ RECIPES = "tests/unit/test_recipes.py"
 SINGLE_TESTS = (CLUSTER, "tests/wiring/", RECIPES)
 
 # The order in which workers take groups, files and tests, by the beginnings of their names. The
-# first tests on the cluster have it alone for five minutes. Meanwhile the other workers run what
+# first tests on the cluster have it alone for six minutes. Meanwhile the other workers run what
 # needs no cluster, because a worker that waits for the cluster does nothing. Short tests are last.
 ORDER = (
     "cluster, disturbed",

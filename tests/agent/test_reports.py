@@ -246,7 +246,7 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
         # The program has caught the exception, and goes on.
         ("fail('raise ValueError'); print('step\\n' * 40)", None),
         ("fail('raise ValueError'); print('{\\\"step\\\": 1}')", None),
-        ("fail('raise ValueError'); time.sleep(8)", None),
+        ("fail('raise ValueError'); time.sleep(5)", None),
         ("print('ValueError: bad')", None),
         # Nobody failed: it was told to end.
         ("fail('raise SystemExit(143)')", None),
@@ -263,7 +263,7 @@ def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, writte
     program = found.programs / "report.py"
     text = program.read_text()
     assert "ENDING_SECONDS = 10.0" in text
-    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 5.0"))
+    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 3.0"))
     found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
     found.start()
     assert found.end() == 1

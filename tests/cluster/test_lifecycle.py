@@ -1,13 +1,12 @@
-"""Jobs created, refused, replaced and deleted, and an operator that goes and returns."""
+"""Jobs created, replaced and deleted, and an operator that goes and returns."""
 
 from collections.abc import Callable
 
-import pytest
 import yaml
 
-from .builders import digits, script_job
+from .builders import script_job
 from .cluster import Cluster
-from .commands import CommandFailed, wait_until
+from .commands import wait_until
 from .namespace import Namespace
 
 # Scripts that cost no CPU time, unlike training. They print an event when they have started. Before
@@ -65,25 +64,6 @@ def test_delete_and_at_once_apply_again_runs_the_new_job(namespace: Namespace):
     pods = namespace.pods("again").values()
     owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods}
     assert before not in owners
-
-
-# Changes of a good spec, with a part of each refusal's message.
-REFUSED = {
-    "MASTER_ADDR": {"env": [{"name": "MASTER_ADDR", "value": "me"}]},
-    "spec.args": {"args": []},
-    "spec.image": {"image": None},
-    'unknown field "spec.later"': {"later": True},
-    "is_host is set by the operator": {"torchrun": {"rdzvConf": {"is_host": "true"}}},
-    "restartPolicy": {"podTemplate": {"spec": {"restartPolicy": "Always"}}},
-}
-
-
-def test_bad_jobs_are_refused_with_a_message(namespace: Namespace):
-    for message, change in REFUSED.items():
-        with pytest.raises(CommandFailed) as refused:
-            namespace.apply(digits("bad", 1, **change))
-        assert message in str(refused.value)
-    assert not namespace.job("bad")
 
 
 def test_a_job_deleted_while_no_operator_runs_leaves_nothing(

@@ -18,7 +18,7 @@ from .builders import digits, unhurried_digits
 from .cluster import NAME, PLAIN, WORKERS, Cluster
 from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
-from .training import LONG
+from .training import LONG, SHORT
 
 pytestmark = pytest.mark.alone
 
@@ -128,7 +128,7 @@ def used_cpu(namespace: Namespace) -> str:
 
 
 def test_a_preempted_job_resumes_from_its_checkpoint(team: Namespace) -> None:
-    team.apply(*in_queue("low", LONG, "low"))
+    team.apply(*in_queue("low", SHORT, "low"))
     team.wait_for_status("low", phase="Running")
     team.wait("low trains", lambda: team.progress("low-0-0", "train"))
     team.apply(*in_queue("high", 2, "high"))

@@ -10,7 +10,10 @@ import torch
 from ports import free_port
 
 from ddp_trainer.cli import main
+from ddp_trainer.cli.options import ToyOptions
+from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads import messages
+from ddp_trainer.workloads import toy as workload
 
 from .launch import (
     TRAINER,
@@ -113,6 +116,20 @@ subprocess.run([sys.executable, "-c", {reported!r}], check=True)
         [sys.executable, "-c", launcher], capture_output=True, text=True, check=True
     )
     assert 50 < float(run.stdout) < 700
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_option_of_the_bucket_view_reaches_ddp(monkeypatch, copies):
+    given = {}
+
+    def wrap(self, model, **settings):
+        given.update(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runtime, "wrap", wrap)
+    with pytest.raises(KeyboardInterrupt):
+        workload.train(ToyOptions(no_bucket_view=copies), Runtime())
+    assert given == {"gradient_as_bucket_view": not copies}
 
 
 @pytest.mark.slow

@@ -28,6 +28,12 @@ def test_the_chart_refuses_an_older_cluster():
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
 
 
+@pytest.mark.parametrize("page", ["queues", "gangs"])
+def test_a_page_names_the_version_of_its_trials(page):
+    text = (ROOT / "docs" / "users" / f"{page}.md").read_text()
+    assert set(re.findall(r"(?:[Tt]ested|Tried) [^\n]*Kubernetes (1\.\d+)", text)) == {NEWEST}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_names_the_supported_versions(page):
     text = (ROOT / page).read_text()

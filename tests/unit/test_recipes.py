@@ -1,6 +1,7 @@
 """The recipes of CONTRIBUTING.md, followed in a copy of the repository.
 
 Each edits only the files listed in it. Then its tests pass, and the program knows what is new.
+Recipes with the same commands share a copy.
 """
 
 import os

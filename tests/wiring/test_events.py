@@ -18,6 +18,7 @@ from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.main import operate
 from ddpjob.controller.reconcile import Reconciler
+from ddpjob.core.decide import budget
 
 POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
 
@@ -570,14 +571,19 @@ async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
 @pytest.mark.parametrize(
     "answer", [refusal(403, "Forbidden", "a policy"), hanging_webhook()], ids=["refused", "hangs"]
 )
-async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, operator, answer):
+async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(
+    fake, operator, answer, monkeypatch, caplog
+):
+    monkeypatch.setattr(budget, "FIRST_DELAY", 0)
+    monkeypatch.setattr(act, "ENDED_PODS_TIMEOUT", 0.2)
     fake.create("ddpjobs", a_job(failurePolicy={"maxRestarts": 9}))
     fake.fault("DELETE", ".*/pods/digits-0-1", answer, float("inf"))
-    for attempt in range(2):
+    for attempt in range(3):
         await is_running(fake, attempt)
         fails(fake, f"digits-{attempt}-0", f"digits-{attempt}-1")
-    await until(lambda: status(fake)["attempt"]["number"] == 2)
+    await until(lambda: status(fake)["attempt"]["number"] == 3)
     assert "digits-0-1" in pods(fake)
+    assert "digits: cannot delete ended pods" in caplog.text
 
 
 async def test_an_invalid_pod_fails_the_job_with_the_api_servers_message(fake, operator):

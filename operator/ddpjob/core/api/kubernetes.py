@@ -1,7 +1,8 @@
 """The supported versions of Kubernetes. The chart, the tests and the documents follow this module.
 
-A job may use fields of a newer or an older Kubernetes. Each side refuses an unknown field and names
-it in the message: the CRD before the job is created, the cluster when its pods are.
+A job may use fields of a newer or an older Kubernetes. With strict validation, as by kubectl, each
+side refuses an unknown field and names it in the message: the CRD before the job is created, the
+cluster when its pods are.
 """
 
 import re
