@@ -260,34 +260,41 @@ def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
-@pytest.mark.queues
-def test_a_job_deleted_after_the_release_gives_its_room_back_to_a_new_release(
-    team: Namespace, cluster: Cluster
-) -> None:
+@pytest.fixture
+def training(team: Namespace) -> Namespace:
+    """Return the namespace of a team with the running job `train`."""
     team.apply(*in_queue("train", 400))
     team.wait_for_status("train", phase="Running")
+    return team
+
+
+def assert_room_outlives_pods(team: Namespace) -> None:
+    team.wait("its pods are gone", lambda: not team.pods("train"))
+    assert used_cpu(team) == "500m"
+
+
+@pytest.mark.queues
+def test_a_job_deleted_after_the_release_gives_its_room_back_to_a_new_release(
+    training: Namespace, cluster: Cluster
+) -> None:
     cluster.uninstall()
     try:
-        team.kubectl("delete", "ddpjob", "train")
-        team.wait("its pods are gone", lambda: not team.pods("train"))
-        assert used_cpu(team) == "500m"
+        training.kubectl("delete", "ddpjob", "train")
+        assert_room_outlives_pods(training)
     finally:
         cluster.install()
-    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
+    wait_until("the room is given back", lambda: used_cpu(training) == "0", 60)
 
 
 @pytest.mark.queues
 def test_a_namespace_deleted_while_no_operator_runs_gives_its_room_back_later(
-    team: Namespace, cluster: Cluster
+    training: Namespace, cluster: Cluster
 ) -> None:
-    team.apply(*in_queue("train", 400))
-    team.wait_for_status("train", phase="Running")
     with cluster.operator_down():
-        cluster.kubectl("delete", "namespace", team.name, "--wait=false")
-        team.wait("its pods are gone", lambda: not team.pods("train"))
-        assert used_cpu(team) == "500m"
-    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
-    wait_until("the namespace is gone", lambda: not cluster.read.namespace(team.name), 60)
+        cluster.kubectl("delete", "namespace", training.name, "--wait=false")
+        assert_room_outlives_pods(training)
+    wait_until("the room is given back", lambda: used_cpu(training) == "0", 60)
+    wait_until("the namespace is gone", lambda: not cluster.read.namespace(training.name), 60)
 
 
 def commands_of_the_page() -> list[list[str]]:

@@ -119,3 +119,17 @@ async def test_a_refused_assignment_does_not_keep_the_rest_of_a_plan(writer, car
     writer.errors = {"MERGE pods": ApiError(422, "Invalid", "no")}
     assert await carry_out(assign=(STAYS,), delete=(OLD,), wake_after=30) == 5
     assert "DELETE pods" in writer.sent
+
+
+async def test_a_job_that_has_gone_or_changed_is_not_logged_as_deleted(writer, caplog):
+    caplog.set_level("INFO")
+    deleter = Deleter(writer, Cache(), Reporter(writer, "first"))
+    body = {"metadata": {**a_job()["metadata"], "namespace": "ml", "resourceVersion": "1"}}
+    body["metadata"].setdefault("uid", "uid-of-job")
+    for error in (ApiError(404, "NotFound", "gone"), ApiError(409, "Conflict", "changed")):
+        writer.errors = {"DELETE ddpjobs": error}
+        await deleter.delete_job(body)
+    assert "deleted" not in caplog.text
+    writer.errors = {}
+    await deleter.delete_job(body)
+    assert "ml/digits: deleted" in caplog.text
