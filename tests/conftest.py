@@ -20,7 +20,8 @@ import costs
 import pytest
 import scheduling
 
-# A job in the background of a shell ignores these, and so would the processes that tests signal.
+# The parent of pytest may ignore these, as a shell does for a job in its background. The programs
+# of the tests would inherit that.
 for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGABRT):
     if signal.getsignal(number) == signal.SIG_IGN:
         # A handler becomes the default action in a new program.

@@ -18,7 +18,7 @@ import pytest
 SLOWEST = 10
 
 # The table of all tests, separated by tabs: wall s, CPU s, seconds from the start of the run to the
-# start of the test, the worker and the name.
+# end of the test, the worker and the name.
 ROOT = Path(__file__).parents[1]
 EACH = ROOT / "build" / "test-costs.tsv"
 

@@ -200,14 +200,30 @@ def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monke
     assert due(19.5, is_ordered=True, is_silent=True)
     # All processes are stopped at once, so no rank ends because of a peer's end.
     assert stopped_at == [9.5]
+
+
+def test_without_an_order_a_silent_pod_stops_and_waits_for_pods_that_are_silent_later(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(suspicion.time, "monotonic", lambda: clock.now)
+    stopped_at = []
+    monkeypatch.setattr(suspicion, "stop", lambda processes: stopped_at.append(clock.now - 100.0))
+    found = suspicion.Suspicion()
+
+    def due(second, is_silent):
+        clock.now = 100.0 + second
+        return found.is_due(False, is_silent)
+
+    assert not due(0, True)
     # A heartbeat has come.
-    assert not due(20)
-    # Without an order, other pods may become silent a moment later.
-    assert not due(21, is_silent=True)
-    assert not due(31, is_silent=True)
-    assert stopped_at == [9.5, 31]
-    assert not due(40.9, is_silent=True)
-    assert due(41, is_silent=True)
+    assert not due(5, False)
+    assert not due(6, True)
+    assert not due(15.9, True)
+    assert stopped_at == []
+    assert not due(16, True)
+    # Stopped processes are ended, also if they wrote a heartbeat at the last moment.
+    assert not due(25.9, False)
+    assert due(26, False)
+    assert stopped_at == [16]
 
 
 def test_the_report_has_the_time_of_the_first_heartbeat(pod):

@@ -153,9 +153,10 @@ def test_a_pod_is_told_once():
     assert (plan.assign, plan.status.attempt.number) == ((), 0)
 
 
-def test_a_pod_that_does_not_write_its_stacks_is_waited_for_ten_seconds():
+def test_a_pod_that_does_not_write_its_stacks_is_waited_for_twenty_seconds():
     pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
-    status = plan_for(a_running_job(undecided_since=at(-10)), *pods).status
+    assert plan_for(a_running_job(undecided_since=at(-19)), *pods).status.attempt.number == 0
+    status = plan_for(a_running_job(undecided_since=at(-20)), *pods).status
     assert (status.attempt.number, status.last_failure.reason) == (1, "Hang")
 
 

@@ -487,7 +487,7 @@ def test_a_hang_is_a_cause_once_the_others_had_time_for_their_stacks_and_all_pod
     hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
     pods = gang(running(), hang, running())
     assert plan_for(a_running_job(nodes=3), *pods).status.last_failure == LastFailure()
-    plan = plan_for(a_running_job(nodes=3, undecided_since=at(-10)), *pods)
+    plan = plan_for(a_running_job(nodes=3, undecided_since=at(-20)), *pods)
     assert plan.status.last_failure.cause == "Hang"
     assert plan.status.last_failure.message == (
         "pod digits-0-1 hangs: no heartbeat for 60 s; the last line"
@@ -498,7 +498,7 @@ def test_a_hang_is_a_cause_once_the_others_had_time_for_their_stacks_and_all_pod
 
 def test_hangs_use_up_max_restarts():
     hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
-    plan = plan_for(a_running_job(failures=3, undecided_since=at(-10)), *gang(running(), hang))
+    plan = plan_for(a_running_job(failures=3, undecided_since=at(-20)), *gang(running(), hang))
     assert plan.status.reason == Reason.MAX_RESTARTS
 
 

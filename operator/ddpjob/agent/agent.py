@@ -220,6 +220,7 @@ class Agent:
         self.follower_wait = assignment["wait"]
         self.report = {"cause": "Stopped"}
         self.port.has_refused = False
+        self.suspicion = Suspicion()
         # torchrun starts PYTHON_EXEC in place of its own interpreter.
         own = {
             FOLDER: str(self.folder),

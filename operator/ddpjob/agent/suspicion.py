@@ -11,12 +11,12 @@ from .output import Output
 from .processes import descendants, stop
 from .times import Times
 
-# Seconds from the operator's order until the stacks are collected. That ends the ranks, and a rank
-# has no stack to show if its peer has ended. So all processes are stopped first, with their
-# connections open, until all pods have the order. On a busy node this took more than 5 s.
+# Seconds from the stop of all processes until the stacks are collected. That ends the ranks, and a
+# rank has no stack to show if its peer has ended. So they stay stopped, with their connections
+# open, until all pods have the operator's order. On a busy node this took more than 5 s.
 ORDER_SECONDS = 10.0
 
-# Seconds of silence until the agent acts as with an order. The operator may give it first.
+# Seconds of silence until the agent stops its processes without an order.
 SILENT_SECONDS = 10.0
 
 
@@ -74,21 +74,20 @@ class Heartbeat(NamedTuple):
 
 
 class Suspicion:
-    """Since when the pod is silent, and since when its processes are stopped by an order."""
+    """The times since which the pod is silent, and since which its processes are stopped."""
 
     def __init__(self) -> None:
         self.silent: float | None = None
         self.stopped: float | None = None
 
     def is_due(self, is_ordered: bool, is_silent: bool) -> bool:
-        """Return True if it is time to end the attempt."""
+        """Return True if it is time to end the attempt. Stopped processes never continue."""
         now = time.monotonic()
-        self.silent = (self.silent or now) if is_silent else None
-        waits_in_vain = self.silent is not None and now - self.silent >= SILENT_SECONDS
-        if not (is_ordered or waits_in_vain):
-            self.stopped = None
-            return False
         if self.stopped is None:
+            self.silent = (self.silent or now) if is_silent else None
+            has_no_order = self.silent is not None and now - self.silent >= SILENT_SECONDS
+            if not (is_ordered or has_no_order):
+                return False
             stop(descendants())
             self.stopped = now
         return now - self.stopped >= ORDER_SECONDS

@@ -110,7 +110,8 @@ class Attempt(Part):
         items=MAX_NODES,
     )
     undecided_since: datetime | None = clock(
-        "Time when a failure of uncertain cause was first seen. It is judged 10 s later."
+        "Time when a failure of uncertain cause was first seen. It is judged 10 s later, or after "
+        "a hang 20 s."
     )
     silent_since: datetime | None = clock(
         "Time since which pods of the gang run and are not ready. The attempt ends 120 s later.",

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import LAST_MOMENT, later
 from ddpjob.core.decide.budget import BY_TAINT
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
@@ -32,6 +31,9 @@ from ddpjob.core.observe.torchrun_log import (
 
 # Longest wait for certain findings after the first failure.
 SETTLE_TIME = timedelta(seconds=10)
+# The same after a hang. An agent with the order to write stacks needs ORDER_SECONDS and
+# STACK_SECONDS, and its report a moment more.
+HANG_SETTLE_TIME = timedelta(seconds=20)
 
 # Reasons of a pod's own failure, whatever the other pods report.
 CERTAIN_REASONS = (OOM_KILLED, SETUP_FAILED)
@@ -87,7 +89,7 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     if early:
         return early
     silent = [pod for pod in obs.current if not pod.ended]
-    if silent and now < settles_at(obs.status, now):
+    if silent and now < settles_at(obs, now):
         return UNDECIDED
     first = min(failed, key=_suspicion)
     return (
@@ -103,13 +105,14 @@ def certain_verdict(obs: Observation, now: datetime) -> Verdict | None:
     return verdict if isinstance(verdict, Verdict) else None
 
 
-def settles_at(status: Status, now: datetime) -> datetime:
+def settles_at(obs: Observation, now: datetime) -> datetime:
     """Return when an undecided failure is judged, by the operator's own clock.
 
     The kubelets' clocks may be wrong.
     """
-    first_seen = status.attempt.undecided_since or now
-    return later(first_seen, SETTLE_TIME)
+    first_seen = obs.status.attempt.undecided_since or now
+    has_hung = any(pod.hang and pod.failed for pod in obs.current)
+    return later(first_seen, HANG_SETTLE_TIME if has_hung else SETTLE_TIME)
 
 
 def _not_resumed(obs: Observation, now: datetime) -> Verdict | None:
@@ -197,7 +200,7 @@ def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
     A hang is certain when all pods have written their stacks.
     """
     found = []
-    waits = are_to_come(obs, now, settles_at(obs.status, now))
+    waits = are_to_come(obs, now, settles_at(obs, now))
     for pod in obs.current:
         if not pod.failed:
             continue

@@ -141,7 +141,7 @@ def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     if not obs.status.attempt.undecided_since:
         return None
-    return settles_at(obs.status, now)
+    return settles_at(obs, now)
 
 
 def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
