@@ -31,13 +31,15 @@ GROUPS = {
         f"{CLUSTER}test_training.py::test_status_shows_the_way",
     ),
 }
-# The tests of these places share nothing slow. Those of a file elsewhere stay together.
 RECIPES = "tests/unit/test_recipes.py"
+
+# The tests of these places share nothing slow. Those of a file elsewhere stay together.
 SINGLE_TESTS = (CLUSTER, "tests/wiring/", RECIPES)
 
 # The order in which workers take groups, files and tests, by the beginnings of their names. The
 # first tests on the cluster have it alone for six minutes. Meanwhile the other workers run what
-# needs no cluster, because a worker that waits for the cluster does nothing. Short tests are last.
+# needs no cluster, because a worker that waits for the cluster does nothing. Files without an entry
+# are last.
 ORDER = (
     "cluster, disturbed",
     "API server",

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -181,49 +180,46 @@ time.sleep(600)
     assert found.report["cause"] == "Hang"
 
 
+class Pod:
+    """A suspicion with a clock of the test. `stopped_at` are the seconds of the stops."""
+
+    def __init__(self, monkeypatch):
+        self.seconds = 0.0
+        self.stopped_at = []
+        monkeypatch.setattr(suspicion.time, "monotonic", lambda: 100.0 + self.seconds)
+        monkeypatch.setattr(suspicion, "stop", lambda _: self.stopped_at.append(self.seconds))
+        self.suspicion = suspicion.Suspicion()
+
+    def is_due(self, seconds, *, is_ordered=False, is_silent=False):
+        self.seconds = seconds
+        return self.suspicion.is_due(is_ordered, is_silent)
+
+
 def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(suspicion.time, "monotonic", lambda: clock.now)
-    stopped_at = []
-    monkeypatch.setattr(suspicion, "stop", lambda processes: stopped_at.append(clock.now - 100.0))
-    found = suspicion.Suspicion()
-
-    def due(second, is_ordered=False, is_silent=False):
-        clock.now = 100.0 + second
-        return found.is_due(is_ordered, is_silent)
-
-    assert not due(0, is_silent=True)
-    assert not due(9, is_silent=True)
+    pod = Pod(monkeypatch)
+    assert not pod.is_due(0, is_silent=True)
+    assert not pod.is_due(9, is_silent=True)
     # The order is newer than the silence, and counts.
-    assert not due(9.5, is_ordered=True, is_silent=True)
-    assert not due(19, is_ordered=True, is_silent=True)
-    assert due(19.5, is_ordered=True, is_silent=True)
+    assert not pod.is_due(9.5, is_ordered=True, is_silent=True)
+    assert not pod.is_due(19, is_ordered=True, is_silent=True)
+    assert pod.is_due(19.5, is_ordered=True, is_silent=True)
     # All processes are stopped at once, so no rank ends because of a peer's end.
-    assert stopped_at == [9.5]
+    assert pod.stopped_at == [9.5]
 
 
 def test_without_an_order_a_silent_pod_stops_and_waits_for_pods_that_are_silent_later(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(suspicion.time, "monotonic", lambda: clock.now)
-    stopped_at = []
-    monkeypatch.setattr(suspicion, "stop", lambda processes: stopped_at.append(clock.now - 100.0))
-    found = suspicion.Suspicion()
-
-    def due(second, is_silent):
-        clock.now = 100.0 + second
-        return found.is_due(False, is_silent)
-
-    assert not due(0, True)
+    pod = Pod(monkeypatch)
+    assert not pod.is_due(0, is_silent=True)
     # A heartbeat has come.
-    assert not due(5, False)
-    assert not due(6, True)
-    assert not due(15.9, True)
-    assert stopped_at == []
-    assert not due(16, True)
+    assert not pod.is_due(5)
+    assert not pod.is_due(6, is_silent=True)
+    assert not pod.is_due(15.9, is_silent=True)
+    assert pod.stopped_at == []
+    assert not pod.is_due(16, is_silent=True)
     # Stopped processes are ended, also if they wrote a heartbeat at the last moment.
-    assert not due(25.9, False)
-    assert due(26, False)
-    assert stopped_at == [16]
+    assert not pod.is_due(25.9)
+    assert pod.is_due(26)
+    assert pod.stopped_at == [16]
 
 
 def test_the_report_has_the_time_of_the_first_heartbeat(pod):

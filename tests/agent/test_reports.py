@@ -243,7 +243,8 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
         ("fail('import queue; raise queue.Empty')", "_queue.Empty"),
         ("fail('raise ValueError(\\'bad\\' + chr(10) * 20)')", "ValueError: bad"),
         (f"fail({GROUP!r})", "ExceptionGroup: several (1 sub-exception)"),
-        # The program has caught the exception, and goes on.
+        # The program has caught the exception, and goes on. The last one does so for longer than
+        # ENDING_SECONDS.
         ("fail('raise ValueError'); print('step\\n' * 40)", None),
         ("fail('raise ValueError'); print('{\\\"step\\\": 1}')", None),
         ("fail('raise ValueError'); time.sleep(5)", None),

@@ -44,11 +44,11 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> s
 
 
 def build_image(tag: str, *options: str, context: str = ".", stdin: str | None = None) -> None:
-    """Build an image with the command `BUILD`, as `make images` does. The default is docker build.
+    """Build an image with the command in the variable BUILD, as `make images` does.
 
     With the context "-", `stdin` is the Dockerfile.
     """
-    build = os.environ.get("BUILD", "docker build").split()
+    build = (os.environ.get("BUILD") or "docker build").split()
     run(*build, "--quiet", "--tag", tag, *options, context, stdin=stdin)
 
 

@@ -1,6 +1,7 @@
 """One kind cluster for all tests of this folder and all workers, and one namespace for each test.
 
 KEEP_CLUSTER=1         use the existing cluster `ddpjob-test` and keep it: seconds, not minutes
+BUILD=...              command to build images (default: docker build)
 KIND_NODE_IMAGE=...    node image of the cluster (default: the one of the kind release)
 CI=true                fail if tools or data are missing, instead of skipping
 """

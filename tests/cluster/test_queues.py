@@ -274,7 +274,7 @@ def assert_room_outlives_pods(team: Namespace) -> None:
 
 
 @pytest.mark.queues
-def test_a_job_deleted_after_the_release_gives_its_room_back_to_a_new_release(
+def test_a_job_deleted_without_a_release_gives_its_room_back_to_the_next_one(
     training: Namespace, cluster: Cluster
 ) -> None:
     cluster.uninstall()

@@ -14,8 +14,10 @@ from builders import (
     written,
 )
 
+from ddpjob.agent import agent, suspicion
 from ddpjob.core.api.conditions import find_condition
 from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause, Condition
+from ddpjob.core.decide.causes import HANG_SETTLE_TIME
 from ddpjob.core.decide.stacks import Frame, find_culprit, lines_of_rank, read_stacks
 from ddpjob.core.observe.agent_state import AgentState
 
@@ -151,6 +153,11 @@ def test_a_pod_is_told_once():
     pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
     plan = plan_for(a_running_job(undecided_since=at(-5)), *pods)
     assert (plan.assign, plan.status.attempt.number) == ((), 0)
+
+
+def test_the_operator_waits_longer_for_stacks_than_an_agent_needs():
+    needed = suspicion.ORDER_SECONDS + agent.STACK_SECONDS
+    assert HANG_SETTLE_TIME.total_seconds() > needed
 
 
 def test_a_pod_that_does_not_write_its_stacks_is_waited_for_twenty_seconds():

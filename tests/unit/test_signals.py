@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# The signals of tests.
+# The signals that tests send to their programs.
 NUMBERS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("INT", "QUIT", "HUP", "TERM", "ABRT")
 )

@@ -124,8 +124,7 @@ async def test_a_refused_assignment_does_not_keep_the_rest_of_a_plan(writer, car
 async def test_a_job_that_has_gone_or_changed_is_not_logged_as_deleted(writer, caplog):
     caplog.set_level("INFO")
     deleter = Deleter(writer, Cache(), Reporter(writer, "first"))
-    body = {"metadata": {**a_job()["metadata"], "namespace": "ml", "resourceVersion": "1"}}
-    body["metadata"].setdefault("uid", "uid-of-job")
+    body = {"metadata": {**a_job()["metadata"], "uid": "uid-of-job", "resourceVersion": "1"}}
     for error in (ApiError(404, "NotFound", "gone"), ApiError(409, "Conflict", "changed")):
         writer.errors = {"DELETE ddpjobs": error}
         await deleter.delete_job(body)

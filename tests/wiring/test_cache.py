@@ -383,3 +383,5 @@ def test_a_list_of_one_namespace_looks_at_its_own_objects_only():
     assert cache.pods.count("team-7") == 1
     assert cache.pods.objects.looks <= 2
     assert len(cache.pods.objects) == 99
+    assert cache.pods.drop_unlisted(frozenset(), 2, "team-7") == 1
+    assert "team-7" not in cache.pods._of_namespace

@@ -215,22 +215,6 @@ class OfJobs(Store[Owned]):
         return tuple(one for one in by_uid.values() if one.job_uid == job.uid)
 
 
-@dataclass
-class DefaultQueues(Store[bool]):
-    """The LocalQueues for jobs without a queue: their UIDs by namespace."""
-
-    by_namespace: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-    def _add(self, seen: Seen[bool]) -> None:
-        self.by_namespace[seen.namespace].add(seen.uid)
-
-    def _remove(self, seen: Seen[bool]) -> None:
-        queues = self.by_namespace[seen.namespace]
-        queues.discard(seen.uid)
-        if not queues:
-            del self.by_namespace[seen.namespace]
-
-
 def _is_there(body: Dict) -> bool | None:
     is_deleting = bool(body["metadata"].get("deletionTimestamp"))
     return None if is_deleting else True
@@ -284,7 +268,7 @@ class Cache:
     nodes: NodeStore = field(default_factory=lambda: NodeStore(read_node))
     workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
     # Of each LocalQueue for jobs without a queue, only its existence is kept.
-    default_queues: DefaultQueues = field(default_factory=lambda: DefaultQueues(_is_there))
+    default_queues: Store[bool] = field(default_factory=lambda: Store(_is_there))
     # By the names of their backends. Each kind has versions of its own.
     pod_groups: Mapping[str, OfJobs[PodGroup]] = field(default_factory=_pod_group_stores)
 

@@ -86,5 +86,5 @@ class Deleter:
         except ApiError as error:
             if not is_gone(error):
                 raise
-            return
-        log.info("%s/%s: deleted", metadata["namespace"], metadata["name"])
+        else:
+            log.info("%s/%s: deleted", metadata["namespace"], metadata["name"])

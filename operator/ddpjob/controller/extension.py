@@ -204,7 +204,7 @@ class Extensions:
             return None
         # After a failed look, what was known before counts.
         may_exist = self.queues.state_in(namespace) in (ApiState.SERVED, ApiState.UNKNOWN)
-        return may_exist and namespace in self.queues.cache.default_queues.by_namespace
+        return may_exist and self.queues.cache.default_queues.count(namespace) > 0
 
     @property
     def all(self) -> tuple[Extension, ...]:

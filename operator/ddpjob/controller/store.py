@@ -53,8 +53,10 @@ class Store(Generic[Value]):
     read: Callable[[Dict], Value | None]
     objects: dict[str, Seen[Value]] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    # The UIDs of the objects of each namespace.
-    _of_namespace: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    # The UIDs of the objects of each namespace. Those without objects are left out.
+    _of_namespace: dict[str, set[str]] = field(
+        init=False, repr=False, default_factory=lambda: defaultdict(set)
+    )
 
     def see(self, body: Dict) -> bool:
         """Store an object. Return True if its known value changes."""
@@ -84,7 +86,10 @@ class Store(Generic[Value]):
         self.gone[uid] = max(version, seen.version if seen else 0)
         if seen is None:
             return False
-        self._of_namespace[seen.namespace].discard(uid)
+        uids = self._of_namespace[seen.namespace]
+        uids.discard(uid)
+        if not uids:
+            del self._of_namespace[seen.namespace]
         self._remove(seen)
         return True
 
@@ -123,11 +128,9 @@ class Store(Generic[Value]):
 
     def _uids(self, namespace: str | None) -> Set[str]:
         """Return the UIDs of the objects of a namespace, or of all."""
-        return (
-            self.objects.keys()
-            if namespace is None
-            else self._of_namespace.get(namespace, frozenset())
-        )
+        if namespace is None:
+            return self.objects.keys()
+        return self._of_namespace.get(namespace, frozenset())
 
     def _read_again(self, body: Dict, old: Value) -> Value | None:
         return self.read(body)
