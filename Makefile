@@ -49,7 +49,7 @@ MUTANTS := .venv-mutants
 MUTATED := build/mutants
 mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit tests must notice 95 % of them; half an hour
 	@rm -rf $(MUTATED) && mkdir -p $(MUTATED)
-	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples $(MUTATED)
+	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples docs $(MUTATED)
 	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator python ../../tests/mutants.py
 
 test-gpu: $(STAMP) ## the device layer, NCCL and the speed of ResNet-50, on a machine with an NVIDIA GPU (TORCH=torch)

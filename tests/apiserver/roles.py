@@ -30,6 +30,9 @@ GRANTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBi
 GROUPS = {
     "ddpjobs": "ddpjob.dev/v1alpha1",
     "leases": "coordination.k8s.io/v1",
+    "workloads": "kueue.x-k8s.io/v1beta2",
+    "localqueues": "kueue.x-k8s.io/v1beta2",
+    "podgroups": "scheduling.k8s.io/v1beta1",
     "roles": f"{RBAC}/v1",
     "rolebindings": f"{RBAC}/v1",
 }

@@ -256,13 +256,15 @@ OPERATING = (
     *("list pods", "create pods", "patch pods", "delete pods", "get services", "create services"),
     *("list ddpjobs", "patch ddpjobs", "delete ddpjobs", "update ddpjobs/status", "create events"),
     *("create configmaps", f"get configmaps {AGENT}", "create leases", f"update leases {MARK}"),
+    *("create workloads", "patch workloads", "delete workloads", "patch workloads/status"),
+    *("create podgroups", "patch podgroups", "delete podgroups", "list localqueues"),
 )
 NOT_OPERATING = (
     *("create pods/exec", "create pods/attach", "create pods/portforward", "get pods/proxy"),
     *("get pods/log", "get secrets", "list secrets", "create secrets", "create roles"),
     *("create rolebindings", "create serviceaccounts/token", "create ddpjobs", "update ddpjobs"),
     *("get configmaps", "list configmaps", "patch configmaps", "get leases"),
-    *("update leases", "delete leases"),
+    *("update leases", "delete leases", "create localqueues", "patch localqueues"),
 )
 
 
