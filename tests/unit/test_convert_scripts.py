@@ -148,6 +148,11 @@ def test_a_folder_of_the_setup_is_entered_before_its_lines():
             "a.py",
         ),
         ("D=y; make x; cd $D && make z; python a.py", "make x\nD=y\ncd $D\nmake z", "y/a.py"),
+        (
+            "make x; cd y; make z; cd -; make a; python a.py",
+            "make x\ncd y\nmake z\ncd -\nmake a",
+            "a.py",
+        ),
     ],
 )
 def test_the_setup_and_the_script_have_the_folder_of_the_shell(text, setup, script):
@@ -179,6 +184,47 @@ def test_the_setup_and_the_script_have_the_folder_of_the_shell(text, setup, scri
 def test_a_setup_has_the_variables_that_only_a_shell_knows(text, setup):
     spec, _ = converted("bash", "-c", text)
     assert spec["setup"] == setup
+
+
+def test_a_script_of_slurm_may_install_in_a_folder_below_its_own():
+    lines = ("cd $SLURM_SUBMIT_DIR/code", "pip install -r r.txt", "srun torchrun a.py")
+    spec, _ = converted_script(*lines)
+    assert spec["setup"] == "cd ./code\npip install -r r.txt"
+    assert spec["args"] == ["code/a.py"]
+
+
+# Variables set in a block
+
+
+BLOCKS = ("if x; then A=2; fi", "for A in 1 2; do x; done", "while read -r A; do x; done < f")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_variable_set_in_a_block_has_no_known_value_after_it(block):
+    spec, comments = converted_script("A=1", block, "srun torchrun a.py --a=$A")
+    assert spec["args"] == ["a.py", "--a=$A"]
+    assert "A in args: nothing expands it" in comments
+
+
+@pytest.mark.parametrize("block", ["(A=2)", "cat > f << EOF\nA=2\nEOF", "if x; then B=--A=2; fi"])
+def test_a_block_without_an_assignment_changes_no_variable(block):
+    spec, _ = converted_script("A=1", block, "srun torchrun a.py --a=$A")
+    assert spec["args"] == ["a.py", "--a=1"]
+
+
+def test_a_variable_of_the_pods_set_in_a_block_is_named():
+    block = "if x; then A=2; export B=3; fi"
+    _, comments = converted_script("export A=1", block, "srun torchrun a.py")
+    assert 'A: the block may change it; the pods have "1"' in comments
+    assert "B: the block may export it; the pods do not have it" in comments
+
+
+def test_a_setup_defines_a_variable_before_and_in_a_block():
+    block = "if x; then A=2; fi"
+    spec, _ = converted("bash", "-c", f"A=1; {block}; make $A; torchrun a.py")
+    assert spec["setup"] == f"A=1\n{block}\nmake $A"
+    spec, _ = converted_script("A=1", block, "pip install a==$A", "srun torchrun a.py")
+    assert spec["setup"] == f"A=1\n{block}\npip install a==$A"
 
 
 def test_a_working_directory_is_not_entered_again():

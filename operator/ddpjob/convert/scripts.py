@@ -15,6 +15,7 @@ from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
     ELEMENTS,
+    HERE_DOCUMENT,
     VARIABLE,
     Statement,
     expand,
@@ -45,6 +46,13 @@ FUNCTION_OF_SDK = re.compile(
 # The current folder. A pod begins in the working directory, as the script did.
 CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
+MOVES = ("cd", "pushd", "popd")
+
+# A variable set in a loop, a condition or a function.
+SET_IN_BLOCK = re.compile(
+    r"(?:^|[\s;&|({])"
+    r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
+)
 
 # The reason to drop a statement, and what to do instead, by its program.
 Reasons = Mapping[str, tuple[str, str]]
@@ -88,6 +96,7 @@ class Script:
     - `setup`: the lines of the setup. `definitions`: lines that set the variables of the shell, for
       a line of the setup with such a variable.
     - `folder`: the part of the working directory added by `cd`. `folders`: those of `pushd`.
+      `last_folder`: the one before the last `cd`.
       `moves`: lines with `cd` for the next line of the setup.
     - `values`: variables of the shell without an export. `arrays`: elements of arrays, as text.
     """
@@ -100,6 +109,7 @@ class Script:
     definitions: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     folders: list[str] = field(default_factory=list)
+    last_folder: str = ""
     moves: list[str] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
@@ -209,6 +219,8 @@ class Script:
                 self._add_to_setup(statement)
             else:
                 self.drop(statement, UNREADABLE, "write the line that is needed by itself")
+            if not is_after:
+                self._forget_variables(statement)
             return
         array = ARRAY.fullmatch(statement.text)
         if array:
@@ -223,23 +235,35 @@ class Script:
             (self.reasons[key] for key in self.reasons if re.fullmatch(key, program)), None
         )
         makes_a_file = statement.writes_a_file or len(statement.commands) > 1
-        if reason and not (reason[0] == PRINTS and makes_a_file):
+        if program in MOVES and not is_after and self._is_below(words[1:]):
+            self._change_folder(statement)
+        elif reason and not (reason[0] == PRINTS and makes_a_file):
             self.drop(statement, *reason)
         elif statement.end == "&":
             self.drop(statement, BACKGROUND, SIDECAR)
         elif is_after:
             self.drop(statement, AFTERWARDS, AT_THE_END)
-        elif program in ("cd", "pushd", "popd"):
+        elif program in MOVES:
             self._change_folder(statement)
         elif self.keeps_rest or _installs(words):
             self._add_to_setup(statement)
         else:
             self.drop(statement, *self.rest)
 
+    def _is_below(self, words: Sequence[str]) -> bool:
+        """Return True if a change of the folder stays below the working directory."""
+        if not words:
+            return bool(self.folders)
+        target = self._target(words)
+        return target == "-" or not target.startswith(("/", "~", "$", "`"))
+
+    def _target(self, words: Sequence[str]) -> str:
+        return expand(self.launch.resolve(words[0]), self.values) if words else "~"
+
     def _change_folder(self, statement: Statement) -> None:
         program, *words = statement.words
         trainer = self.launch.draft.trainer
-        target = expand(self.launch.resolve(words[0]), self.values) if words else "~"
+        target = self._target(words)
         folder = posixpath.normpath(posixpath.join(trainer.get("workingDir", ""), target))
         # The setup may make the folder, and a working directory is there before the setup.
         is_known = folder.startswith("/") and "$" not in folder
@@ -248,11 +272,15 @@ class Script:
             return
         if program == "pushd":
             self.folders.append(self.folder)
-        if program != "popd":
-            joined = posixpath.normpath(posixpath.join(self.folder, target))
+        before = self.folder
+        if program == "popd":
+            self.folder = self.folders.pop() if self.folders else before
+        elif target == "-":
+            self.folder = self.last_folder
+        else:
+            joined = posixpath.normpath(posixpath.join(before, target))
             self.folder = "" if joined == "." else joined
-        elif self.folders:
-            self.folder = self.folders.pop()
+        self.last_folder = before
         self.moves += self._with_definitions(statement.text)
 
     # The setup
@@ -265,7 +293,7 @@ class Script:
     def _with_definitions(self, line: str) -> list[str]:
         """Return a line of the setup after those that set its variables."""
         found = []
-        for name in USED.findall(line):
+        for name in [*USED.findall(line), *_names_set_in(line)]:
             definition = self.definitions.get(name)
             if definition:
                 rest = self.definitions.items()
@@ -308,6 +336,23 @@ class Script:
         before = self.arrays.get(name, "") if plus else ""
         self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
+
+    def _forget_variables(self, statement: Statement) -> None:
+        """Forget the values of variables set in a block. Remark on those meant for the script."""
+        where = f"{self.launch.path}: line {statement.line}"
+        exported = literals(self.launch.draft)
+        for name, is_export in _names_set_in(statement.text).items():
+            self.values.pop(name, None)
+            self.arrays.pop(name, None)
+            before = self.definitions.get(name)
+            if not self.keeps_rest:
+                self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
+            if name in exported:
+                why = f"the block may change it; the pods have {quoted(exported[name])}"
+                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
+            elif is_export:
+                why = "the block may export it; the pods do not have it"
+                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
 
     def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         name, value = ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]
@@ -354,6 +399,17 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
 SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
     (SHELLS, read_shell_command),
 )
+
+
+def _names_set_in(block: str) -> dict[str, bool]:
+    """Return the variables set in a block, and whether it exports them."""
+    if block.startswith("(") or HERE_DOCUMENT.search(block):
+        return {}
+    found: dict[str, bool] = {}
+    for export, assigned, read in SET_IN_BLOCK.findall(block):
+        name = assigned or read
+        found[name] = found.get(name, False) or bool(export)
+    return found
 
 
 def _installs(words: Sequence[str]) -> bool:
