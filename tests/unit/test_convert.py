@@ -422,7 +422,7 @@ def test_a_function_of_the_sdk_is_written_by_the_setup():
         ("for i in 1; do\na\ndone; b", ["for i in 1; do\na\ndone", "b"]),
         ("f() { a; b; }\nc", ["f() { a; b; }", "c"]),
         ("cat <<EOF\na && b\nEOF\nc", ["cat <<EOF\na && b\nEOF", "c"]),
-        ("a || b", ["a || b"]),
+        ("a || b", ["a", "b"]),
         ("echo $#; a", ["echo $#", "a"]),
         ("", []),
     ],

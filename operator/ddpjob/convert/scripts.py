@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
+from ddpjob.convert.chains import is_test, join_chains
 from ddpjob.convert.draft import reason_against_variable
+from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.shell import (
     ARRAY,
@@ -46,13 +48,16 @@ FUNCTION_OF_SDK = re.compile(
 # The current folder. A pod begins in the working directory, as the script did.
 CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
-MOVES = ("cd", "pushd", "popd")
 
 # A variable set in a loop, a condition or a function.
 SET_IN_BLOCK = re.compile(
     r"(?:^|[\s;&|({])"
     r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
 )
+
+# Commands in a block with an effect on the script after it.
+MOVE_IN_BLOCK = re.compile(r"(?:^|[\n;&|{]|\b(?:then|do|else)\s)\s*(?:cd|pushd|popd)\b")
+EXIT_IN_BLOCK = re.compile(r"(?:^|[\n;&|{]|\b(?:then|do|else)\s)\s*exit(?:\s+0)?\s*(?:[\n;&|}]|$)")
 
 # The reason to drop a statement, and what to do instead, by its program.
 Reasons = Mapping[str, tuple[str, str]]
@@ -64,7 +69,9 @@ EVERYWHERE: Reasons = {
     "set|shopt": ("setup ends at the first command that fails, and nothing else reads it", ""),
     "echo|printf|env|date|hostname|pwd|ls|which|nvidia-smi|free|df|cat": (PRINTS, ""),
     "ulimit": ("the runtime of the containers sets the limits of a process", ""),
-    "wait|sleep|true|:|exit": ("the operator waits for the processes", ""),
+    "wait|sleep": ("the operator waits for the processes", ""),
+    "true|:": ("it does nothing", ""),
+    "exit": ("a pod ends when its processes do, with their exit code", ""),
     "trap": ("torchrun gets the signals", "handle SIGTERM in the script"),
     "unset": ("the pods have only the variables of the job and of the image", ""),
     "source|[.]|conda|mamba|micromamba|activate": (
@@ -82,6 +89,7 @@ SIDECAR = "a sidecar in podTemplate.spec.containers"
 AFTERWARDS = "it ran after the training"
 AT_THE_END = "do it at the end of the script, on rank 0"
 UNREADABLE = "ddpjob convert does not read loops, conditions, functions and here-documents"
+ONLY_AFTER_FAILURE = "the training began only after its failure; in a DDPJob it always begins"
 ONLY_A_SHELL = "only a shell knows the value"
 ANOTHER_TRAINING = "it could be the training too"
 OUTPUT = "the agent reads the output of each rank; ddpjob logs prints it"
@@ -94,10 +102,8 @@ class Script:
     - `reasons`: why lines are dropped, by their program. `keeps_rest`: other lines before the
       training become the setup; otherwise they are dropped for `rest`.
     - `setup`: the lines of the setup. `definitions`: lines that set the variables of the shell, for
-      a line of the setup with such a variable.
-    - `folder`: the part of the working directory added by `cd`. `folders`: those of `pushd`.
-      `last_folder`: the one before the last `cd`.
-      `moves`: lines with `cd` for the next line of the setup.
+      a line of the setup with such a variable. `may_end_false`: the last one may be a failed test.
+    - `folders`: the folder of the script. `moves`: lines with `cd` for the next line of the setup.
     - `values`: variables of the shell without an export. `arrays`: elements of arrays, as text.
     """
 
@@ -107,26 +113,29 @@ class Script:
     rest: tuple[str, str] = ("", "")
     setup: list[str] = field(default_factory=list)
     definitions: dict[str, str] = field(default_factory=dict)
-    folder: str = ""
-    folders: list[str] = field(default_factory=list)
-    last_folder: str = ""
     moves: list[str] = field(default_factory=list)
+    may_end_false: bool = False
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
+    folders: Folders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folders = Folders(self.launch.draft.trainer)
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
         statements = read_shell(FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text))
         candidates = find_trainings(statements, self.launch.path, self.known)
         chosen = most_likely(candidates)
-        for number, statement in enumerate(statements):
-            if number == chosen.index:
+        apart = [one.statement for one in candidates if one.starts_processes or one is chosen]
+        for statement in join_chains(statements, apart):
+            if statement == chosen.statement:
                 self._note_others(statement, len(candidates))
                 self._train(statement)
-            elif any(one.index == number and one.starts_processes for one in candidates):
+            elif statement in apart:
                 self.drop(statement, ANOTHER_TRAINING)
             else:
-                self._other(statement, is_after=number > chosen.index)
+                self._other(statement, is_after=statement.span > chosen.statement.span)
         self._set_setup()
 
     @property
@@ -183,7 +192,7 @@ class Script:
 
     def _in_folder(self, text: str) -> str:
         """Return a text with the current folder as a path from the working directory."""
-        return CURRENT_FOLDER.sub(lambda _: self.folder or ".", text)
+        return CURRENT_FOLDER.sub(lambda _: self.folders.folder or ".", text)
 
     def _elements(self, found: re.Match[str]) -> str:
         """Return the elements of an array; none of one without a known value."""
@@ -200,27 +209,26 @@ class Script:
     def _enter_folder(self) -> None:
         """Add the folder of `cd` to the script's path, if it cannot be the working directory."""
         draft = self.launch.draft
+        folder = self.folders.folder
         args = draft.spec.get("args", [])
-        if not self.folder or not args or args[0].startswith(("/", "-")):
+        if not folder or not args or args[0].startswith(("/", "-")):
             return
-        args[0] = posixpath.join(self.folder, args[0])
+        args[0] = posixpath.join(folder, args[0])
         draft.note(
-            f"{self.launch.path}: cd {self.folder}",
+            f"{self.launch.path}: cd {folder}",
             "the script is started by its path in this folder; the working directory stays that of "
             "the image",
-            f"set workingDir of the container trainer, if the script needs {self.folder}",
+            f"set workingDir of the container trainer, if the script needs {folder}",
         )
 
     # Other lines
 
     def _other(self, statement: Statement, *, is_after: bool) -> None:
+        if statement.end == "||" and not is_after:
+            self.drop(statement, ONLY_AFTER_FAILURE)
+            return
         if not statement.is_readable:
-            if self.keeps_rest and not is_after:
-                self._add_to_setup(statement)
-            else:
-                self.drop(statement, UNREADABLE, "write the line that is needed by itself")
-            if not is_after:
-                self._forget_variables(statement)
+            self._unreadable(statement, is_after=is_after)
             return
         array = ARRAY.fullmatch(statement.text)
         if array:
@@ -230,58 +238,95 @@ class Script:
         if is_assignment(words):
             self._assign_all(statement, words)
             return
-        program = words[0].rpartition("/")[2]
-        reason = next(
-            (self.reasons[key] for key in self.reasons if re.fullmatch(key, program)), None
-        )
-        makes_a_file = statement.writes_a_file or len(statement.commands) > 1
-        if program in MOVES and not is_after and self._is_below(words[1:]):
+        is_move = words[0].rpartition("/")[2] in MOVES and not is_after
+        reason = self._reason(statement)
+        if is_move and self._is_below(words[1:]):
             self._change_folder(statement)
-        elif reason and not (reason[0] == PRINTS and makes_a_file):
+        elif reason:
             self.drop(statement, *reason)
+            if is_move:
+                self.folders.forget_last()
         elif statement.end == "&":
             self.drop(statement, BACKGROUND, SIDECAR)
         elif is_after:
             self.drop(statement, AFTERWARDS, AT_THE_END)
-        elif program in MOVES:
+        elif is_move:
             self._change_folder(statement)
         elif self.keeps_rest or _installs(words):
             self._add_to_setup(statement)
         else:
             self.drop(statement, *self.rest)
 
+    def _reason(self, statement: Statement) -> tuple[str, str] | None:
+        """Return why a line has no use in a pod, and what to do instead; None if it may have one.
+
+        A chain has no use if none of its commands has one, except for its tests.
+        """
+        if statement.parts:
+            reasons = [self._reason(one) for one in statement.parts if not is_test(one)]
+            return reasons[0] if all(reasons) and reasons else None
+        if not statement.is_readable:
+            return None
+        program = statement.words[0].rpartition("/")[2]
+        makes_a_file = statement.writes_a_file or len(statement.commands) > 1
+        for programs, reason in self.reasons.items():
+            if re.fullmatch(programs, program):
+                return None if reason[0] == PRINTS and makes_a_file else reason
+        return None
+
+    def _unreadable(self, statement: Statement, *, is_after: bool) -> None:
+        """Keep a block or a chain whole in the setup, or drop it."""
+        reason = self._reason(statement)
+        if reason:
+            self.drop(statement, *reason)
+        elif statement.end == "&":
+            self.drop(statement, BACKGROUND, SIDECAR)
+        elif not is_after and (self.keeps_rest or self._is_installation(statement)):
+            self._add_to_setup(statement)
+            self._note_block(statement)
+        else:
+            self.drop(statement, UNREADABLE, "write the line that is needed by itself")
+        if not is_after:
+            self._forget_variables(statement)
+
+    def _is_installation(self, statement: Statement) -> bool:
+        """Return True for a chain of tests, installations of packages and commands of no use."""
+        return bool(statement.parts) and all(
+            is_test(one) or self._reason(one) or (one.is_readable and _installs(one.words))
+            for one in statement.parts
+        )
+
+    def _note_block(self, statement: Statement) -> None:
+        """Note what a block in the setup does to the script, but not to a DDPJob."""
+        where = f"{self.launch.path}: line {statement.line}"
+        if statement.text.startswith("("):
+            return
+        if MOVE_IN_BLOCK.search(statement.text):
+            self.launch.draft.note(
+                where,
+                "it may change the folder for the setup, not for the script",
+                "set workingDir of the container trainer",
+            )
+        if EXIT_IN_BLOCK.search(statement.text):
+            self.launch.draft.note(
+                where, "exit 0 ends only the setup, and the training starts after it"
+            )
+
     def _is_below(self, words: Sequence[str]) -> bool:
         """Return True if a change of the folder stays below the working directory."""
         if not words:
-            return bool(self.folders)
-        target = self._target(words)
-        return target == "-" or not target.startswith(("/", "~", "$", "`"))
+            return bool(self.folders.stack)
+        return self.folders.is_below(self._target(words))
 
     def _target(self, words: Sequence[str]) -> str:
         return expand(self.launch.resolve(words[0]), self.values) if words else "~"
 
     def _change_folder(self, statement: Statement) -> None:
-        program, *words = statement.words
-        trainer = self.launch.draft.trainer
-        target = self._target(words)
-        folder = posixpath.normpath(posixpath.join(trainer.get("workingDir", ""), target))
-        # The setup may make the folder, and a working directory is there before the setup.
-        is_known = folder.startswith("/") and "$" not in folder
-        if program == "cd" and is_known and not self.setup and not self.moves:
-            trainer["workingDir"] = folder
-            return
-        if program == "pushd":
-            self.folders.append(self.folder)
-        before = self.folder
-        if program == "popd":
-            self.folder = self.folders.pop() if self.folders else before
-        elif target == "-":
-            self.folder = self.last_folder
-        else:
-            joined = posixpath.normpath(posixpath.join(before, target))
-            self.folder = "" if joined == "." else joined
-        self.last_folder = before
-        self.moves += self._with_definitions(statement.text)
+        is_first = not self.setup and not self.moves
+        target = self._target(statement.words[1:])
+        line = self.folders.change(statement, target, self.setup, is_first=is_first)
+        if line:
+            self.moves += self._with_definitions(line)
 
     # The setup
 
@@ -289,6 +334,10 @@ class Script:
         """Add a line to the setup, with the folder and the variables of the shell before it."""
         self.setup += [*self.moves, *self._with_definitions(statement.text)]
         self.moves = []
+        # A test in a block may fail without an end of the script.
+        self.may_end_false = (
+            not statement.is_readable and statement.end != "&&" and "&&" in statement.text
+        )
 
     def _with_definitions(self, line: str) -> list[str]:
         """Return a line of the setup after those that set its variables."""
@@ -303,7 +352,8 @@ class Script:
 
     def _set_setup(self) -> None:
         """Set spec.setup. /bin/sh runs it, so bash is started for syntax of its own."""
-        text = "\n".join(self.setup)
+        # The exit code of the setup is that of its last line.
+        text = "\n".join([*self.setup, *(["true"] if self.may_end_false else [])])
         syntax = bash_syntax(text)
         if syntax:
             self.launch.draft.note(

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
 
-# Operators at the end of a statement, and between the commands of one. Longer ones come first.
-ENDS = ("&&", ";", "&", "\n")
-JOINS = ("||", "|&", "|")
+# Operators between the commands of a statement, in a chain of statements, and of both and others.
+# Longer ones come first.
+JOINS = ("|&", "|")
+CHAINS = ("&&", "||")
+OPERATORS = (*CHAINS, *JOINS, ";", "&", "\n")
 
 OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 CLOSERS = {"fi", "done", "esac", "}"}
@@ -44,8 +46,8 @@ MARK = "\ue000"
 class Statement:
     """A statement: the simple commands of its pipeline, its text, its line and its end operator.
 
-    `span` is its place in the script. `is_readable` is False for a loop, a condition, a function
-    and a here-document.
+    `span` is its place in the script. `is_readable` is False for a loop, a condition, a function,
+    a here-document and a chain. `parts` are the statements of a chain.
     """
 
     commands: tuple[str, ...]
@@ -54,6 +56,7 @@ class Statement:
     span: tuple[int, int]
     end: str = "\n"
     is_readable: bool = True
+    parts: tuple["Statement", ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -195,7 +198,8 @@ def _depth(text: str) -> tuple[int, int]:
 def _block(statements: Sequence[Statement], text: str) -> Statement:
     span = (statements[0].span[0], statements[-1].span[1])
     inside = text[slice(*span)].strip()
-    return Statement((inside,), inside, statements[0].line, span, is_readable=False)
+    end = statements[-1].end
+    return Statement((inside,), inside, statements[0].line, span, end, is_readable=False)
 
 
 def _substitution_end(text: str, start: int) -> int:
@@ -293,7 +297,7 @@ class _Scanner:
         self.index = end
 
     def _operator(self) -> str:
-        for one in (*JOINS, *ENDS):
+        for one in OPERATORS:
             if self.text.startswith(one, self.index) and not self._is_redirection(one):
                 return one
         return ""

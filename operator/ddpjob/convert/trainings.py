@@ -43,11 +43,11 @@ LINE_END = re.compile(r"\s*\n\s*")
 class Candidate:
     """A statement that could be the training.
 
-    - `index`: its place among the statements. `program`: its script or module, or an empty string.
+    - `program`: its script or module, or an empty string.
     - `rank`: how likely it is the training, as of `rank_of`.
     """
 
-    index: int
+    statement: Statement
     program: str
     rank: int
 
@@ -64,7 +64,7 @@ def find_trainings(
     known = dict(values)
     arrays: dict[str, str] = {}
     found = []
-    for index, one in enumerate(statements):
+    for one in statements:
         array = ARRAY.fullmatch(one.text)
         if array:
             arrays[array[1]] = LINE_END.sub(" ", array[3])
@@ -76,7 +76,7 @@ def find_trainings(
         if not one.is_readable or is_assignment(one.words):
             continue
         texts = [expand_command(_with_elements(text, arrays), known) for text in one.commands]
-        found.append(Candidate(index, _program(max(texts, key=rank_of)), max(map(rank_of, texts))))
+        found.append(Candidate(one, _program(max(texts, key=rank_of)), max(map(rank_of, texts))))
     best = max((one.rank for one in found), default=0)
     if not best:
         raise _no_training(statements, path)
