@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from ddpjob.convert.shell import QUOTED
+from ddpjob.convert.marks import QUOTED
 
 HERE_DOCUMENT = re.compile(
     r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3\s*?$", re.DOTALL | re.MULTILINE
@@ -25,6 +25,7 @@ SYNTAX = re.compile(
     r"""(?:^|[;&|({!]|\b(?:then|do|else|if|while|until)\s)\s*
           (\[\[|function|source|pushd|popd|declare|typeset|shopt|mapfile|readarray|select|let)
           (?=\s|$)
+      | (?:^|[;&|({]|\b(?:then|do|else|export)\s)\s*(\w+\+=)(?!\()
       | <<<
       | [<>]\(
       | &>

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpjob.convert.marks import unmark, unmark_all
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError, quoted
 from ddpjob.core.api.spec import known_fields
@@ -60,7 +61,7 @@ class Conversion:
 
 def _one_line(text: str) -> str:
     """Return a user's text in one line of printable characters, as needed in a YAML comment."""
-    words = " ".join(text.split())
+    words = " ".join(unmark(text).split())
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in words)
 
 
@@ -140,6 +141,13 @@ class Draft:
         env[:] = [item for item in env if item.get("name") != name]
         env.append({"name": name, "value": value})
 
+    def remove_variable(self, name: str) -> str | None:
+        """Remove a variable of the pods, and return its value; None if they do not have it."""
+        env = self.spec.get("env", [])
+        found = [item for item in env if item.get("name") == name]
+        env[:] = [item for item in env if item.get("name") != name]
+        return str(found[0].get("value", "")) if found else None
+
     def drop(self, path: str, value: Any, why: str, instead: str = "") -> None:
         """Remark on a value without a place in a DDPJob."""
         self._add(Remark(path, why, instead, printed(value)))
@@ -164,7 +172,7 @@ class Draft:
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
             "metadata": self.metadata,
-            "spec": {key: given[key] for key in ordered},
+            "spec": unmark_all({key: given[key] for key in ordered}),
         }
 
     def _pod_spec(self) -> dict[str, Any]:

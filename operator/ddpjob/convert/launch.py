@@ -10,19 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddpjob.convert.draft import Draft, require_integer
-from ddpjob.convert.shell import VARIABLE, expand
-from ddpjob.core.api import launcher, names
+from ddpjob.convert.shell import expand
+from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import SpecError, children, quoted
 from ddpjob.core.api.torchrun_flags import RENDEZVOUS, Flag, candidates, why_not
-from ddpjob.core.api.variables import OF_EVERY_POD, OF_PROCESSES, OF_THE_API_SERVER
 
 REMOVE = "; remove it"
 
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
-
-# Parts of an argument that only a shell expands, beside plain variables.
-ONLY_FOR_A_SHELL = re.compile(r"`|\$\{\w+[^}\w]|\$\(+[^()]*[^\w.()-]|\$[0-9@*#]")
 
 SHELLS = "bash|sh|zsh|dash|ash"
 WRAPPERS = "uv|uvx|poetry|pipenv|conda|mamba|numactl|nsys"
@@ -30,22 +26,6 @@ LAUNCH = re.compile(
     rf"(.*/)?(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|horovodrun|{launcher.PYTHON})"
 )
 SCRIPT = re.compile(r".*\.py")
-
-# Variables of other launchers, and what a pod of a DDPJob has in their place.
-NODE_INDEX = "write $(DDP_NODE_INDEX) for the number of the node"
-SAME_IN_A_POD = {
-    "RANK": f"{NODE_INDEX}, or read os.environ['RANK'] in the script for that of the process",
-    "PET_NODE_RANK": NODE_INDEX,
-    "JOB_COMPLETION_INDEX": NODE_INDEX,
-    "SLURM_NODEID": NODE_INDEX,
-    "SLURM_JOB_ID": "write $(DDP_JOB_NAME) for the name of the job",
-    "SLURM_JOBID": "write $(DDP_JOB_NAME) for the name of the job",
-}
-SAME_IN_A_PROCESS = {
-    "SLURM_PROCID": "RANK",
-    "SLURM_LOCALID": "LOCAL_RANK",
-    "SLURM_NTASKS": "WORLD_SIZE",
-}
 
 # Options of `accelerate launch` and of deepspeed without a value.
 ACCELERATE_SWITCHES = (
@@ -396,93 +376,3 @@ PROGRAMS: Sequence[tuple[str, Reader]] = (
     (r".*\.sh", _shell_script),
     (SCRIPT.pattern, _script),
 )
-
-
-# What follows from the whole command
-
-
-def refer_to_variables(draft: Draft, path: str) -> None:
-    """Write known variables in the arguments in the form of Kubernetes. Note unknown variables."""
-    known = {*(str(one.get("name")) for one in children(draft.spec, "env")), *OF_EVERY_POD}
-    args = [
-        VARIABLE.sub(
-            lambda found: f"$({_name(found)})" if _name(found) in known else found[0], word
-        )
-        for word in draft.spec.get("args", ())
-    ]
-    if args:
-        draft.spec["args"] = args
-    for word in args:
-        found = [_name(one) for one in VARIABLE.finditer(word)]
-        for name in [*found, *launcher.references([word])]:
-            if name not in known and not name.startswith(OF_THE_API_SERVER):
-                draft.note(f"{path}: {name} in args", "nothing expands it", _instead(draft, name))
-        if ONLY_FOR_A_SHELL.search(word):
-            draft.note(f"{path}: {word} in args", "no shell reads it", "write its value")
-    for name, value in literals(draft).items():
-        for other in filter(_is_of_process, launcher.references([value])):
-            why = f"nothing expands {other}"
-            draft.note(f"{path}: the variable {name}", why, _instead(draft, other))
-    for name in map(_name, VARIABLE.finditer(draft.spec.get("setup", ""))):
-        if _is_of_process(name):
-            instead = _instead(draft, name).replace("$(", "$").replace(")", "")
-            draft.note(f"{path}: {name} in setup", "the setup runs before torchrun", instead)
-
-
-def _name(found: re.Match[str]) -> str:
-    return found[1] or found[2] or ""
-
-
-def _is_of_process(name: str) -> bool:
-    """Return True for a variable set by a launcher and missing in a pod of a DDPJob."""
-    is_of_launcher = name.startswith((names.RESERVED_PREFIX, "SLURM_"))
-    return is_of_launcher or name in OF_PROCESSES or name in SAME_IN_A_POD
-
-
-def _instead(draft: Draft, name: str) -> str:
-    """Return advice on a variable without an expansion."""
-    if name in SAME_IN_A_POD:
-        return SAME_IN_A_POD[name]
-    if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
-        variable = SAME_IN_A_PROCESS.get(name, name)
-        return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
-    if draft.get("envFrom"):
-        return f"write $({name}) if a source of envFrom has it"
-    return f"set {name} in spec.env and write $({name})"
-
-
-def settle_nodes(launch: Launch, nodes: int) -> None:
-    """Remark on a difference in the number of nodes between torchrun's flag and the manifest."""
-    if launch.nodes and int(launch.nodes) != nodes:
-        launch.draft.drop(
-            f"{launch.path}: --nnodes",
-            int(launch.nodes),
-            f"the manifest has {nodes} nodes",
-            "nodes",
-        )
-
-
-def settle_processes(launch: Launch, devices: int) -> None:
-    """Choose the processes per node where the manifest has none. `devices` are those of a pod."""
-    draft = launch.draft
-    nproc = draft.get("nprocPerNode")
-    accelerator = draft.get("accelerator")
-    is_chosen = nproc not in (None, "auto")
-    if not is_chosen and launch.is_single and devices > 1 and accelerator in (None, "gpu"):
-        draft.spec["nprocPerNode"] = 1
-        draft.note(
-            launch.path,
-            f"python started one process in each pod, which has {devices} devices; nprocPerNode is "
-            "1 for that reason",
-            "remove nprocPerNode for one process per device, if the script uses LOCAL_RANK",
-        )
-    elif not is_chosen and not launch.is_single and not accelerator:
-        if devices:
-            draft.spec["nprocPerNode"] = devices
-            return
-        draft.note(
-            launch.path,
-            "without GPUs, auto was one process for each CPU core for torchrun; it is one for a "
-            "DDPJob",
-            "set spec.nprocPerNode",
-        )

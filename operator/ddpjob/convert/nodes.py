@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import Launch, read_command, refer_to_variables, settle_processes
+from ddpjob.convert.launch import Launch, read_command
 from ddpjob.convert.pods import choose_accelerator, find_trainer, note_selectors, read_template
 from ddpjob.convert.scripts import SHELL_PROGRAMS
+from ddpjob.convert.settle import refer_to_variables, settle_processes
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import Dict, SpecError, quoted, require_object
 

@@ -4,13 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft, Remark, require_integer
-from ddpjob.convert.launch import (
-    set_default_processes,
-    set_default_restarts,
-    set_rendezvous,
-    settle_nodes,
-)
+from ddpjob.convert.launch import set_default_processes, set_default_restarts, set_rendezvous
 from ddpjob.convert.nodes import read_node
+from ddpjob.convert.settle import settle_nodes
 from ddpjob.convert.table import (
     Table,
     document_table,

@@ -9,16 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ddpjob.convert.draft import Conversion, Draft
-from ddpjob.convert.launch import (
-    Launch,
-    read_command,
-    refer_to_variables,
-    set_processes,
-    settle_nodes,
-    settle_processes,
-)
+from ddpjob.convert.launch import Launch, read_command, set_processes
 from ddpjob.convert.pods import choose_accelerator
 from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
+from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_processes
 from ddpjob.convert.slurm_options import (
     OPTIONS,
     SHARED,

@@ -10,33 +10,23 @@ from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
 from ddpjob.convert.chains import is_test, join_chains
-from ddpjob.convert.draft import reason_against_variable
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
+from ddpjob.convert.marks import unmark
+from ddpjob.convert.settle import NO_SHELL
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
     ELEMENTS,
-    HERE_DOCUMENT,
-    VARIABLE,
     Statement,
     expand,
     expand_command,
-    expand_known,
-    has_substitution,
-    is_substitution,
     read_shell,
     split_words,
     without_redirections,
 )
-from ddpjob.convert.trainings import (
-    EXPORTS,
-    LINE_END,
-    find_trainings,
-    is_assignment,
-    most_likely,
-    rank_of,
-)
+from ddpjob.convert.trainings import find_trainings, is_assignment, most_likely, rank_of
+from ddpjob.convert.variables import HOME, NO_HOME, WRITE_PATH, Variables
 from ddpjob.core.api.readers import SpecError, quoted
 
 # A function as sent by Kubeflow's SDK. Its `read` fails, so it must not be in a setup.
@@ -47,13 +37,9 @@ FUNCTION_OF_SDK = re.compile(
 
 # The current folder. A pod begins in the working directory, as the script did.
 CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
-USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
-# A variable set in a loop, a condition or a function.
-SET_IN_BLOCK = re.compile(
-    r"(?:^|[\s;&|({])"
-    r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
-)
+# Words that only a shell replaces: names of files, several words, the number of its process.
+SHELL_WORDS = re.compile(r"\*|(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|\$\$")
 
 # Commands in a block with an effect on the script after it.
 MOVE_IN_BLOCK = re.compile(r"(?:^|[\n;&|{]|\b(?:then|do|else)\s)\s*(?:cd|pushd|popd)\b")
@@ -90,7 +76,6 @@ AFTERWARDS = "it ran after the training"
 AT_THE_END = "do it at the end of the script, on rank 0"
 UNREADABLE = "ddpjob convert does not read loops, conditions, functions and here-documents"
 ONLY_AFTER_FAILURE = "the training began only after its failure; in a DDPJob it always begins"
-ONLY_A_SHELL = "only a shell knows the value"
 ANOTHER_TRAINING = "it could be the training too"
 OUTPUT = "the agent reads the output of each rank; ddpjob logs prints it"
 
@@ -101,10 +86,8 @@ class Script:
 
     - `reasons`: why lines are dropped, by their program. `keeps_rest`: other lines before the
       training become the setup; otherwise they are dropped for `rest`.
-    - `setup`: the lines of the setup. `definitions`: lines that set the variables of the shell, for
-      a line of the setup with such a variable. `may_end_false`: the last one may be a failed test.
+    - `setup`: the lines of the setup. `may_end_false`: the last one may be a failed test.
     - `folders`: the folder of the script. `moves`: lines with `cd` for the next line of the setup.
-    - `values`: variables of the shell without an export. `arrays`: elements of arrays, as text.
     """
 
     launch: Launch
@@ -112,20 +95,19 @@ class Script:
     keeps_rest: bool = True
     rest: tuple[str, str] = ("", "")
     setup: list[str] = field(default_factory=list)
-    definitions: dict[str, str] = field(default_factory=dict)
     moves: list[str] = field(default_factory=list)
     may_end_false: bool = False
-    values: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, str] = field(default_factory=dict)
     folders: Folders = field(init=False)
+    variables: Variables = field(init=False)
 
     def __post_init__(self) -> None:
         self.folders = Folders(self.launch.draft.trainer)
+        self.variables = Variables(self.launch, self._in_folder)
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
         statements = read_shell(FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text))
-        candidates = find_trainings(statements, self.launch.path, self.known)
+        candidates = find_trainings(statements, self.launch.path, self.variables.known)
         chosen = most_likely(candidates)
         apart = [one.statement for one in candidates if one.starts_processes or one is chosen]
         for statement in join_chains(statements, apart):
@@ -138,15 +120,9 @@ class Script:
                 self._other(statement, is_after=statement.span > chosen.statement.span)
         self._set_setup()
 
-    @property
-    def known(self) -> Mapping[str, str]:
-        """Return the known values of variables. Those of the script come before others."""
-        return {**self.launch.values, **self.values}
-
     def drop(self, statement: Statement, why: str, instead: str = "") -> None:
         """Remark on a dropped statement."""
-        where = f"{self.launch.path}: line {statement.line}"
-        self.launch.draft.drop(where, statement.text, why, instead)
+        self.variables.drop(statement, why, instead)
 
     # The training
 
@@ -163,7 +139,8 @@ class Script:
 
     def _train(self, statement: Statement) -> None:
         position = max(
-            range(len(statement.commands)), key=lambda at: rank_of(self._text(statement, at))
+            range(len(statement.commands)),
+            key=lambda at: rank_of(self._text(statement, at), self.variables.known),
         )
         for at, command in enumerate(statement.commands):
             if at != position:
@@ -174,10 +151,20 @@ class Script:
             where = f"{self.launch.path}: line {statement.line}"
             self.launch.draft.drop(where, redirection, OUTPUT)
         while words and ASSIGNMENT.fullmatch(words[0]):
-            self._assign(statement, words.pop(0), is_exported=True)
-        self.launch.values = self.known
+            self.variables.assign(statement, words.pop(0), is_exported=True)
+        self.launch.values = self.variables.known
         read_command(self.launch, words)
         self._enter_folder()
+        self._note_expansions()
+
+    def _note_expansions(self) -> None:
+        """Note words that a shell would replace by others."""
+        for word in self.launch.draft.spec.get("args", ()):
+            where = f"{self.launch.path}: {word} in args"
+            if HOME.search(word):
+                self.launch.draft.note(where, NO_HOME, WRITE_PATH)
+            if SHELL_WORDS.search(word):
+                self.launch.draft.note(where, *NO_SHELL)
 
     def _text(self, statement: Statement, position: int) -> str:
         """Return a command of a pipeline, with the variables of the shell replaced.
@@ -187,18 +174,12 @@ class Script:
         with_spaces = {
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
-        text = ELEMENTS.sub(self._elements, statement.commands[position])
-        return self._in_folder(expand_command(text, {**with_spaces, **self.known}))
+        text = ELEMENTS.sub(self.variables.elements, statement.commands[position])
+        return self._in_folder(expand_command(text, {**with_spaces, **self.variables.known}))
 
     def _in_folder(self, text: str) -> str:
         """Return a text with the current folder as a path from the working directory."""
         return CURRENT_FOLDER.sub(lambda _: self.folders.folder or ".", text)
-
-    def _elements(self, found: re.Match[str]) -> str:
-        """Return the elements of an array; none of one without a known value."""
-        if found[1] not in self.arrays:
-            self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
-        return self.arrays.get(found[1], "")
 
     def _drop_part(self, statement: Statement, command: str) -> None:
         where = f"{self.launch.path}: line {statement.line}"
@@ -230,15 +211,20 @@ class Script:
         if not statement.is_readable:
             self._unreadable(statement, is_after=is_after)
             return
-        array = ARRAY.fullmatch(statement.text)
-        if array:
-            self._assign_array(statement, *array.groups())
+        if ARRAY.fullmatch(statement.text):
+            self.variables.assign_array(statement)
             return
         words = statement.words
         if is_assignment(words):
-            self._assign_all(statement, words)
+            self.variables.assign_all(statement, words)
             return
-        is_move = words[0].rpartition("/")[2] in MOVES and not is_after
+        program = words[0].rpartition("/")[2]
+        if program == "unset" and not is_after:
+            self.variables.unset(statement, self.reasons[program])
+            return
+        if program == "set" and self._exports_all(words[1:]):
+            return
+        is_move = program in MOVES and not is_after
         reason = self._reason(statement)
         if is_move and self._is_below(words[1:]):
             self._change_folder(statement)
@@ -256,6 +242,13 @@ class Script:
             self._add_to_setup(statement)
         else:
             self.drop(statement, *self.rest)
+
+    def _exports_all(self, options: Sequence[str]) -> bool:
+        """Read `set -a` and `set +a`. Return False for other options."""
+        is_on = list(options) in (["-a"], ["-o", "allexport"])
+        is_off = list(options) in (["+a"], ["+o", "allexport"])
+        self.variables.exports_all = is_on or (self.variables.exports_all and not is_off)
+        return is_on or is_off
 
     def _reason(self, statement: Statement) -> tuple[str, str] | None:
         """Return why a line has no use in a pod, and what to do instead; None if it may have one.
@@ -287,7 +280,7 @@ class Script:
         else:
             self.drop(statement, UNREADABLE, "write the line that is needed by itself")
         if not is_after:
-            self._forget_variables(statement)
+            self.variables.forget(statement, defines=not self.keeps_rest)
 
     def _is_installation(self, statement: Statement) -> bool:
         """Return True for a chain of tests, installations of packages and commands of no use."""
@@ -319,36 +312,25 @@ class Script:
         return self.folders.is_below(self._target(words))
 
     def _target(self, words: Sequence[str]) -> str:
-        return expand(self.launch.resolve(words[0]), self.values) if words else "~"
+        return expand(self.launch.resolve(words[0]), self.variables.values) if words else "~"
 
     def _change_folder(self, statement: Statement) -> None:
         is_first = not self.setup and not self.moves
         target = self._target(statement.words[1:])
         line = self.folders.change(statement, target, self.setup, is_first=is_first)
         if line:
-            self.moves += self._with_definitions(line)
+            self.moves += self.variables.with_definitions(line)
 
     # The setup
 
     def _add_to_setup(self, statement: Statement) -> None:
         """Add a line to the setup, with the folder and the variables of the shell before it."""
-        self.setup += [*self.moves, *self._with_definitions(statement.text)]
+        self.setup += [*self.moves, *self.variables.with_definitions(statement.text)]
         self.moves = []
         # A test in a block may fail without an end of the script.
         self.may_end_false = (
             not statement.is_readable and statement.end != "&&" and "&&" in statement.text
         )
-
-    def _with_definitions(self, line: str) -> list[str]:
-        """Return a line of the setup after those that set its variables."""
-        found = []
-        for name in [*USED.findall(line), *_names_set_in(line)]:
-            definition = self.definitions.get(name)
-            if definition:
-                rest = self.definitions.items()
-                self.definitions = {key: text for key, text in rest if text != definition}
-                found += self._with_definitions(definition)
-        return [*found, expand_known(line, self.launch.values)]
 
     def _set_setup(self) -> None:
         """Set spec.setup. /bin/sh runs it, so bash is started for syntax of its own."""
@@ -365,69 +347,6 @@ class Script:
             text = run_by_bash(text) if syntax else text
             self.launch.draft.set("setup", text, self.launch.path)
 
-    # Variables
-
-    def _assign_all(self, statement: Statement, words: Sequence[str]) -> None:
-        is_exported = words[0] in EXPORTS
-        for word in words[1:] if is_exported else words:
-            if ASSIGNMENT.fullmatch(word):
-                self._assign(statement, word, is_exported=is_exported)
-            # `export NAME` exports what was assigned before.
-            elif word in self.values:
-                self._assign(statement, f"{word}={self.values[word]}", is_exported=True)
-
-    def _assign_array(self, statement: Statement, name: str, plus: str, elements: str) -> None:
-        """Keep the elements of an array, or remark on one made by a command such as scontrol."""
-        words = split_words(elements)
-        if len(words) == 1 and has_substitution(words[0]):
-            self.drop(statement, ONLY_A_SHELL)
-            self.definitions[name] = statement.text
-            return
-        before = self.arrays.get(name, "") if plus else ""
-        self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
-        self.definitions[name] = f"{name}=({self.arrays[name]})"
-
-    def _forget_variables(self, statement: Statement) -> None:
-        """Forget the values of variables set in a block. Remark on those meant for the script."""
-        where = f"{self.launch.path}: line {statement.line}"
-        exported = literals(self.launch.draft)
-        for name, is_export in _names_set_in(statement.text).items():
-            self.values.pop(name, None)
-            self.arrays.pop(name, None)
-            before = self.definitions.get(name)
-            if not self.keeps_rest:
-                self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
-            if name in exported:
-                why = f"the block may change it; the pods have {quoted(exported[name])}"
-                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
-            elif is_export:
-                why = "the block may export it; the pods do not have it"
-                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
-
-    def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
-        name, value = ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]
-        where = f"{self.launch.path}: line {statement.line}"
-        value = self._in_folder(expand(value, {**literals(self.launch.draft), **self.known}))
-        reason = reason_against_variable(name)
-        if reason:
-            self.launch.draft.drop(f"{where} {name}", value, reason)
-            return
-        self.values.pop(name, None)
-        names = [found[1] or found[2] for found in VARIABLE.finditer(value)]
-        if is_exported and not names and not has_substitution(value):
-            self.launch.draft.add_variable(name, value, where)
-            return
-        self.definitions[name] = statement.text
-        # A command in it is read nevertheless, with its known parts.
-        if name not in names and not is_substitution(value):
-            self.values[name] = value
-        # One with several words is a command or arguments, and no variable for the script.
-        instead = "" if " " in value.strip() else f"set {name} in spec.env"
-        if has_substitution(value):
-            self.drop(statement, ONLY_A_SHELL, instead)
-        elif is_exported:
-            self.drop(statement, "a variable in it has no known value", instead)
-
 
 def read_shell_command(launch: Launch, words: list[str]) -> None:
     """Read `bash -c TEXT`. Raises SpecError for a shell with a script."""
@@ -437,7 +356,7 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
             rest = words[index + 2 :]
             if rest:
                 launch.draft.drop(launch.path, rest, "they are arguments of the shell's text")
-            Script(launch).read(words[index + 1])
+            Script(launch).read(unmark(words[index + 1]))
             return
     raise SpecError(
         f"{launch.path}: {quoted(' '.join(words))} runs a script of the image, whose lines are not "
@@ -449,17 +368,6 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
 SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
     (SHELLS, read_shell_command),
 )
-
-
-def _names_set_in(block: str) -> dict[str, bool]:
-    """Return the variables set in a block, and whether it exports them."""
-    if block.startswith("(") or HERE_DOCUMENT.search(block):
-        return {}
-    found: dict[str, bool] = {}
-    for export, assigned, read in SET_IN_BLOCK.findall(block):
-        name = assigned or read
-        found[name] = found.get(name, False) or bool(export)
-    return found
 
 
 def _installs(words: Sequence[str]) -> bool:

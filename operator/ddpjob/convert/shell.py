@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
+from ddpjob.convert.marks import QUOTED, mark
 
 # Operators between the commands of a statement, in a chain of statements, and of both and others.
 # Longer ones come first.
@@ -23,14 +24,14 @@ PREFIXES = {"then", "do", "else", "!"}
 
 FUNCTION = re.compile(r"(\w+\s*\(\)|function\s+\w+(\s*\(\))?)\s*\{")
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
-REDIRECTION = re.compile(r"(\d*|&)(>>?|<|>&|<<<|>\|)(&?\d+|&?-|)")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+REDIRECTION = re.compile(r"(\d*|&)(<<<|>>|>&|>\||<>|<&|>|<)(&?\d+|&?-|)")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
-# $NAME, ${NAME} and ${NAME:-default}.
-VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
+# $NAME, ${NAME}, ${NAME:-default} and ${NAME:=default}.
+VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\})")
 
-# An escaped character, or a text in quotes.
-QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+# The other expansions of a shell: an argument, the number of its process, a part of a value.
+ONLY_A_SHELL = re.compile(r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])[^{}]*\}|\$[0-9@*#?!$-]|\$'")
 
 # `NAME=(…)` and `NAME+=(…)`, and where their elements are used.
 ARRAY = re.compile(
@@ -40,6 +41,9 @@ ELEMENTS = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"
+
+# Stands for the value of a variable that was set, to an unknown value.
+NO_VALUE = "\ue001"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,31 @@ class Statement:
         return any(target not in ("", "/dev/null", "1", "2") for target in targets)
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """An assignment: `NAME=value`, or `NAME+=value`, which adds to the value before."""
+
+    name: str
+    value: str
+    adds: bool
+
+
+def assignment_of(word: str) -> Assignment | None:
+    """Return a word as an assignment, or None."""
+    found = ASSIGNMENT.fullmatch(word)
+    return Assignment(found[1], found[3], adds=bool(found[2])) if found else None
+
+
+def has_only_a_shell(text: str) -> bool:
+    """Return True for a text with a part known only to a shell, beside plain variables."""
+    return has_substitution(text) or ONLY_A_SHELL.search(text) is not None
+
+
+def is_only_a_shell(text: str) -> bool:
+    """Return True for a text that is only one such part."""
+    return is_substitution(text) or ONLY_A_SHELL.fullmatch(text) is not None
+
+
 def has_substitution(text: str) -> bool:
     """Return True for a text with the output of a command in it: `$(…)` or backticks."""
     return "$(" in text or "`" in text
@@ -89,7 +118,11 @@ def read_shell(text: str) -> list[Statement]:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a command, without quotes. A command substitution is one word."""
+    """Return the words of a command, without quotes. A command substitution is one word.
+
+    Characters that quotes made literal are marked.
+    """
+    text = mark(text)
     spans: list[str] = []
     marked = ""
     index = 0
@@ -132,8 +165,9 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     """
 
     def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        return values.get(name, found[0] if found[3] is None else found[3])
+        default = found[0] if found[3] is None else found[3]
+        known = values.get(found[1] or found[2], default)
+        return found[0] if known == NO_VALUE else known
 
     for _ in range(5):
         expanded = calculate(VARIABLE.sub(value, text), values)
@@ -145,22 +179,20 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 def expand_known(text: str, values: Mapping[str, str]) -> str:
     """Return a text for a shell, with only the known variables replaced."""
-    found = VARIABLE.sub(lambda one: values.get(one[1] or one[2], one[0]), text)
-    return calculate(found, values)
+    known = {name: value for name, value in values.items() if value != NO_VALUE}
+    found = VARIABLE.sub(lambda one: known.get(one[1] or one[2], one[0]), text)
+    return calculate(found, known)
 
 
 def expand_command(text: str, values: Mapping[str, str]) -> str:
     """Return a command with variables replaced. A quote in a value ends no quoted text."""
     resolved = {name: expand(value, values) for name, value in values.items()}
-    in_quotes = {
-        '"': {name: re.sub(r'(["\\])', r"\\\1", value) for name, value in resolved.items()},
-        "'": {name: value.replace("'", "'\\''") for name, value in resolved.items()},
-    }
+    in_quotes = {name: re.sub(r'(["\\])', r"\\\1", value) for name, value in resolved.items()}
 
     def quoted_text(found: re.Match[str]) -> str:
-        return expand(found[0], in_quotes.get(found[0][0], {}))
+        return expand(found[0], in_quotes) if found[0][0] == '"' else found[0]
 
-    return expand(QUOTED.sub(quoted_text, text), values)
+    return expand(QUOTED.sub(quoted_text, mark(text)), values)
 
 
 def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Statement]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ddpjob.convert.launch import LAUNCH, SCRIPT, SHELLS, WRAPPERS
+from ddpjob.convert.marks import unmark
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
     ELEMENTS,
     Statement,
+    assignment_of,
+    expand,
     expand_command,
     split_words,
     without_redirections,
@@ -70,13 +73,16 @@ def find_trainings(
             arrays[array[1]] = LINE_END.sub(" ", array[3])
             continue
         for word in one.words if one.is_readable else ():
-            assignment = ASSIGNMENT.fullmatch(word)
+            assignment = assignment_of(word)
             if assignment:
-                known[assignment[1]] = assignment[2]
+                before = known.get(assignment.name, "") if assignment.adds else ""
+                known[assignment.name] = before + assignment.value
         if not one.is_readable or is_assignment(one.words):
             continue
         texts = [expand_command(_with_elements(text, arrays), known) for text in one.commands]
-        found.append(Candidate(one, _program(max(texts, key=rank_of)), max(map(rank_of, texts))))
+        ranks = [rank_of(text, known) for text in texts]
+        program = _program(texts[ranks.index(max(ranks))])
+        found.append(Candidate(one, program, max(ranks)))
     best = max((one.rank for one in found), default=0)
     if not best:
         raise _no_training(statements, path)
@@ -120,8 +126,11 @@ def _mentions(text: str) -> bool:
     return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"]+", text))
 
 
-def rank_of(text: str) -> int:
-    """Return a rank for how likely a command is the training. 0 means it is not."""
+def rank_of(text: str, values: Mapping[str, str]) -> int:
+    """Return a rank for how likely a command is the training. 0 means it is not.
+
+    `values` are for the text of a shell in it.
+    """
     words, _ = without_redirections(split_words(text))
     while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
         words = words[1:]
@@ -131,7 +140,8 @@ def rank_of(text: str) -> int:
     starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
     # The text of a shell is one word, after its option -c.
     starts = starts or any(
-        re.fullmatch(r"-\w*c", option) and _mentions(word) for option, word in pairwise(words)
+        re.fullmatch(r"-\w*c", option) and _mentions(expand(unmark(word), values))
+        for option, word in pairwise(words)
     )
     if program == "srun":
         return 4 if starts else 0

@@ -1,0 +1,211 @@
+"""Follow the variables of a shell script: their values, and which of them the pods get."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpjob.convert.draft import reason_against_variable
+from ddpjob.convert.launch import Launch, literals
+from ddpjob.convert.shell import (
+    ARRAY,
+    HERE_DOCUMENT,
+    NO_VALUE,
+    VARIABLE,
+    Assignment,
+    Statement,
+    assignment_of,
+    expand,
+    expand_known,
+    has_only_a_shell,
+    has_substitution,
+    is_only_a_shell,
+    split_words,
+)
+from ddpjob.convert.trainings import EXPORTS, LINE_END
+from ddpjob.core.api.readers import children, quoted
+
+USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
+
+# A variable set in a loop, a condition or a function.
+SET_IN_BLOCK = re.compile(
+    r"(?:^|[\s;&|({])"
+    r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
+)
+
+ONLY_A_SHELL = "only a shell knows the value"
+UNKNOWN_PART = "a variable in it has no known value"
+
+# A home folder, as a shell expands it in a value.
+HOME = re.compile(r"(?:^|[:=])~(?=[/:]|$)")
+NO_HOME = "only a shell expands ~"
+WRITE_PATH = "write the path"
+
+
+@dataclass
+class Variables:
+    """The variables of a script while it is read.
+
+    - `values`: those without an export. `arrays`: the elements of arrays, as text.
+    - `definitions`: lines that set them, for a line of the setup with such a variable.
+    - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
+    - `in_folder`: returns a text with the current folder as a path.
+    """
+
+    launch: Launch
+    in_folder: Callable[[str], str]
+    values: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    exports_all: bool = False
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Return the known values of variables. Those of the script come before others."""
+        return {**self.launch.values, **self.values}
+
+    def drop(self, statement: Statement, why: str, instead: str = "") -> None:
+        """Remark on a dropped statement."""
+        where = f"{self.launch.path}: line {statement.line}"
+        self.launch.draft.drop(where, statement.text, why, instead)
+
+    def assign_all(self, statement: Statement, words: Sequence[str]) -> None:
+        """Read a line of assignments or of exports."""
+        is_export = words[0] in EXPORTS
+        for word in words[1:] if is_export else words:
+            if assignment_of(word):
+                self.assign(statement, word, is_exported=is_export)
+            elif is_export and not word.startswith("-"):
+                self._export(statement, word)
+
+    def _export(self, statement: Statement, name: str) -> None:
+        """Read `export NAME`: it exports what was assigned before, and what is later."""
+        value = self.values.get(name, NO_VALUE)
+        self.exported.add(name)
+        if value != NO_VALUE:
+            self.assign(statement, f"{name}={value}", is_exported=True)
+
+    def assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
+        """Read an assignment. A variable once exported stays so."""
+        found = assignment_of(word)
+        assert found is not None
+        name = found.name
+        where = f"{self.launch.path}: line {statement.line}"
+        value = self._value(found)
+        reason = reason_against_variable(name)
+        if reason:
+            self.launch.draft.drop(f"{where} {name}", value, reason)
+            return
+        in_pods = {str(one.get("name")) for one in children(self.launch.draft.spec, "env")}
+        is_exported = is_exported or self.exports_all or name in {*self.exported, *in_pods}
+        if is_exported:
+            self.exported.add(name)
+        self.values.pop(name, None)
+        names = [one[1] or one[2] for one in VARIABLE.finditer(value)]
+        if HOME.search(value):
+            self.launch.draft.note(f"{where} {name}", NO_HOME, WRITE_PATH)
+        if is_exported and not names and not has_only_a_shell(value):
+            self.launch.draft.add_variable(name, value, where)
+            return
+        self.launch.draft.remove_variable(name)
+        self._define(name, statement, found)
+        is_unknown = name in names or is_only_a_shell(value)
+        # A command in it is read nevertheless, with its known parts.
+        self.values[name] = NO_VALUE if is_unknown else value
+        # One with several words is a command or arguments, and no variable for the script.
+        instead = "" if " " in value.strip() else f"set {name} in spec.env"
+        if has_only_a_shell(value):
+            self.drop(statement, ONLY_A_SHELL, instead)
+        elif is_exported or name in names:
+            self.drop(statement, UNKNOWN_PART, instead)
+
+    def _value(self, found: Assignment) -> str:
+        """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
+        text = f"${{{found.name}}}{found.value}" if found.adds else found.value
+        known = {**literals(self.launch.draft), **self.known}
+        return self.in_folder(expand(text, known))
+
+    def _define(self, name: str, statement: Statement, found: Assignment) -> None:
+        """Keep the line that sets a variable, with the lines before if it adds to them."""
+        before = self.definitions.get(name)
+        needs_before = found.adds or name in USED.findall(found.value)
+        lines = [before] if before and needs_before else []
+        self.definitions[name] = "\n".join([*lines, statement.text])
+
+    def assign_array(self, statement: Statement) -> None:
+        """Keep the elements of an array, or remark on one made by a command such as scontrol."""
+        found = ARRAY.fullmatch(statement.text)
+        assert found is not None
+        name, plus, elements = found.groups()
+        words = split_words(elements)
+        if len(words) == 1 and has_substitution(words[0]):
+            self.drop(statement, ONLY_A_SHELL)
+            self.definitions[name] = statement.text
+            return
+        before = self.arrays.get(name, "") if plus else ""
+        self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
+        self.definitions[name] = f"{name}=({self.arrays[name]})"
+
+    def elements(self, found: re.Match[str]) -> str:
+        """Return the elements of an array; none of one without a known value."""
+        if found[1] not in self.arrays:
+            self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
+        return self.arrays.get(found[1], "")
+
+    def unset(self, statement: Statement, why: tuple[str, str]) -> None:
+        """Read `unset NAME`: the pods do not get the variable."""
+        where = f"{self.launch.path}: line {statement.line}"
+        is_found = False
+        for name in statement.words[1:]:
+            is_found = is_found or name in self.values
+            for place in (self.values, self.arrays, self.definitions):
+                place.pop(name, None)
+            self.exported.discard(name)
+            removed = self.launch.draft.remove_variable(name)
+            if removed is not None:
+                is_found = True
+                self.launch.draft.drop(f"{where} {name}", removed, "it is unset there")
+        if not is_found:
+            self.drop(statement, *why)
+
+    def forget(self, statement: Statement, *, defines: bool) -> None:
+        """Forget the values of variables set in a block. Remark on those meant for the script.
+
+        `defines`: a later line of the setup needs the block.
+        """
+        where = f"{self.launch.path}: line {statement.line}"
+        exported = literals(self.launch.draft)
+        for name, is_export in names_set_in(statement.text).items():
+            self.values[name] = NO_VALUE
+            self.arrays.pop(name, None)
+            before = self.definitions.get(name)
+            if defines:
+                self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
+            if name in exported:
+                why = f"the block may change it; the pods have {quoted(exported[name])}"
+                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
+            elif is_export or name in self.exported or self.exports_all:
+                why = "the block may export it; the pods do not have it"
+                self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
+
+    def with_definitions(self, line: str) -> list[str]:
+        """Return a line of the setup after those that set its variables."""
+        found = []
+        for name in [*USED.findall(line), *names_set_in(line)]:
+            definition = self.definitions.get(name)
+            if definition:
+                rest = self.definitions.items()
+                self.definitions = {key: text for key, text in rest if text != definition}
+                found += self.with_definitions(definition)
+        return [*found, expand_known(line, self.launch.values)]
+
+
+def names_set_in(block: str) -> dict[str, bool]:
+    """Return the variables set in a block, and whether it exports them."""
+    if block.startswith("(") or HERE_DOCUMENT.search(block):
+        return {}
+    found: dict[str, bool] = {}
+    for export, assigned, read in SET_IN_BLOCK.findall(block):
+        name = assigned or read
+        found[name] = found.get(name, False) or bool(export)
+    return found

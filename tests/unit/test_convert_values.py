@@ -1,0 +1,187 @@
+"""`ddpjob convert`: the values of a shell's variables, and words that only a shell expands."""
+
+import pytest
+from conversions import converted, converted_script
+
+from ddpjob.convert.bash import bash_syntax
+
+
+def shell(text):
+    """Return the variables, the arguments and the comments of a text of `bash -c`."""
+    spec, comments = converted("bash", "-c", text)
+    env = {one["name"]: one["value"] for one in spec.get("env", ())}
+    return env, spec["args"], comments
+
+
+# Additions
+
+
+@pytest.mark.parametrize(
+    ("lines", "args"),
+    [
+        ("ARGS='--a 1'; ARGS+=' --b 2'; torchrun a.py $ARGS", ["--a", "1", "--b", "2"]),
+        ("A=1; A+=2; A+=3; torchrun a.py $A", ["123"]),
+        ("A=b; B=c; A+=$B; torchrun a.py $A", ["bc"]),
+        ("export A=1; A+=2; torchrun a.py $A", ["$(A)"]),
+        ("ARGS='--a 1'; ARGS=\"$ARGS --b 2\"; torchrun a.py $ARGS", ["--a", "1", "--b", "2"]),
+        ("A=$(x):1; A+=/b; torchrun a.py $A", ["$(x):1/b"]),
+    ],
+)
+def test_an_addition_follows_the_value_before(lines, args):
+    _, found, _ = shell(lines)
+    assert found == ["a.py", *args]
+
+
+def test_an_addition_to_an_exported_variable_is_exported():
+    env, _, _ = shell("export A=1; A+=2; torchrun a.py")
+    assert env == {"A": "12"}
+
+
+def test_an_addition_to_an_unknown_value_is_unknown():
+    _, args, comments = shell("A=$(x); A+=' --b 2'; torchrun a.py $A")
+    assert args == ["a.py", "$A"]
+    assert "\"A+=' --b 2'\": because a variable in it has no known value" in comments
+    assert "A in args: nothing expands it" in comments
+
+
+def test_a_setup_has_the_values_before_an_addition():
+    spec, _ = converted("bash", "-c", "A=b; A+=c; make $A; torchrun a.py")
+    assert spec["setup"] == "bash -ec 'A=b\nA+=c\nmake $A'"
+    spec, _ = converted("bash", "-c", "A=b; A=$A/c; make $A; torchrun a.py")
+    assert spec["setup"] == "A=b\nA=$A/c\nmake $A"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("A+=b", "A+="), ("x; export A+=b", "A+="), ("x.py +a=b a+=b", ""), ("A=b", "")],
+)
+def test_an_addition_is_syntax_of_bash(text, found):
+    assert bash_syntax(text) == found
+
+
+# Unknown values
+
+
+@pytest.mark.parametrize(
+    "value", ["$1", "${1}", "${C##*/}", "${C^^}", "$$", "$?", "${#C}", "${C:+x}", "$@", "${C/a/b}"]
+)
+def test_what_only_a_shell_knows_is_no_literal_value(value):
+    env, args, comments = shell(f"export A={value}; torchrun a.py --a $A")
+    assert env == {}
+    assert args == ["a.py", "--a", "$A"]
+    assert "only a shell knows the value; instead: set A in spec.env" in comments
+    assert "A in args: nothing expands it" in comments
+
+
+def test_a_default_is_not_taken_for_an_unknown_value():
+    _, args, _ = shell("A=$1; torchrun a.py ${A:-5} ${B:-6} ${C:=7}")
+    assert args == ["a.py", "${A:-5}", "6", "7"]
+
+
+def test_an_unknown_value_replaces_a_known_one():
+    env, args, _ = shell("export A=1; A=$(x); torchrun a.py $A")
+    assert (env, args) == ({}, ["a.py", "$A"])
+
+
+def test_the_number_of_the_shell_in_an_argument_is_noted():
+    _, _, comments = shell("torchrun a.py --log /tmp/$$")
+    assert "/tmp/$$ in args: no shell reads it" in comments
+
+
+# Exports
+
+
+@pytest.mark.parametrize(
+    ("lines", "env"),
+    [
+        ("export A=1; A=2", {"A": "2"}),
+        ("export A; A=5", {"A": "5"}),
+        ("A=4; export A; A=5", {"A": "5"}),
+        ("set -a; A=1; set +a; B=1", {"A": "1"}),
+        ("set -o allexport; A=1", {"A": "1"}),
+        ("export A=1 B=2; unset A", {"B": "2"}),
+        ("export A=1; unset A; A=2", {}),
+        ("A=1", {}),
+    ],
+)
+def test_a_variable_once_exported_stays_so(lines, env):
+    assert shell(f"{lines}; torchrun a.py")[0] == env
+
+
+def test_an_assignment_changes_a_variable_of_the_manifest():
+    text = "A=2; unset B; torchrun a.py"
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "x"}]
+    spec, comments = converted("sh", "-c", text, env=env)
+    assert spec["env"] == [{"name": "A", "value": "2"}]
+    assert 'B: "x": because it is unset there' in comments
+
+
+def test_set_minus_a_is_no_dropped_line():
+    _, _, comments = shell("set -a; A=1; torchrun a.py")
+    assert "set -a" not in comments
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("word", "arg"),
+    [
+        (r'"\${now:%Y}"', "${now:%Y}"),
+        (r'"\$X"', "$X"),
+        (r"\$X", "$X"),
+        ("'$X'", "$X"),
+        ("'${now:%Y}'", "${now:%Y}"),
+        ("'$(date)'", "$$(date)"),
+        ("'$$'", "$$$$"),
+        (r'"\`x\`"', "`x`"),
+        ("'<a>'", "<a>"),
+        ('"*.txt"', "*.txt"),
+        ("'{\"a\": [1, 2]}'", '{"a": [1, 2]}'),
+        ('"~/x"', "~/x"),
+        ('"$((2 * 3))"', "6"),
+    ],
+)
+def test_a_quoted_character_is_literal(word, arg):
+    env, args, comments = shell(f'X=1; export A={word}; B={word}; torchrun a.py {word} "$B"')
+    assert args == ["a.py", arg, arg]
+    assert env == {"A": arg}
+    assert "in args" not in comments
+    assert "dropped: " not in comments
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("~/x", "~/x in args: only a shell expands ~; instead: write the path"),
+        ("--dir=~/x", "--dir=~/x in args: only a shell expands ~"),
+        ("/data/*.tar", "/data/*.tar in args: no shell reads it; instead: write its value"),
+        ("s-{0..3}.tar", "s-{0..3}.tar in args: no shell reads it"),
+        ("{a,b}", "{a,b} in args: no shell reads it"),
+    ],
+)
+def test_a_word_that_only_a_shell_replaces_is_noted(word, sentence):
+    _, args, comments = shell(f"torchrun a.py {word}")
+    assert args == ["a.py", word]
+    assert sentence in comments
+    spec, comments = converted("torchrun", "a.py", word)
+    assert spec["args"] == ["a.py", word]
+    assert "in args" not in comments
+
+
+def test_a_home_folder_in_a_value_is_noted():
+    env, _, comments = shell("export D=~/x; torchrun a.py --d $D")
+    assert env == {"D": "~/x"}
+    assert "D: only a shell expands ~; instead: write the path" in comments
+
+
+def test_a_text_of_a_shell_in_quotes_is_read_as_one():
+    lines = ("export A='x y'", r"""srun bash -c 'torchrun a.py "$A" \$B' """)
+    spec, _ = converted_script(*lines)
+    assert spec["args"] == ["a.py", "x y", "$B"]
+
+
+@pytest.mark.parametrize("redirection", ["<<< 'x y'", ">& log", ">| log", "<> f", "< f", "2>&1"])
+def test_a_redirection_is_dropped_with_its_word(redirection):
+    spec, _ = converted_script(f"srun python train.py {redirection}")
+    assert spec["args"] == ["train.py"]
