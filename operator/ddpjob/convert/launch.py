@@ -1,7 +1,7 @@
 """Convert the command for the processes into spec.args and spec.torchrun.
 
-The command of other manifests begins with torchrun, with python or with a shell. PROGRAMS has a row
-for each program.
+The command of other manifests begins with torchrun, with python or with another program. PROGRAMS
+has a row for those of this module, and programs.py for others.
 """
 
 import re
@@ -21,18 +21,10 @@ REMOVE = "; remove it"
 PYTHON_WITH_VALUE = ("-X", "-W")
 
 SHELLS = "bash|sh|zsh|dash|ash"
-WRAPPERS = "uv|uvx|poetry|pipenv|conda|mamba|numactl|nsys"
 LAUNCH = re.compile(
     rf"(.*/)?(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|horovodrun|{launcher.PYTHON})"
 )
 SCRIPT = re.compile(r".*\.py")
-
-# Options of `accelerate launch` and of deepspeed without a value.
-ACCELERATE_SWITCHES = (
-    *("--multi_gpu", "--cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--debug", "-q", "--quiet"),
-    *("--use_megatron_lm", "--same_network", "--mps", "--use_xpu", "--ipex", "-m", "--module"),
-    *("--no_python", "--use_cpu", "--fp8", "--no_local_rank", "--no_ssh", "--autotuning"),
-)
 
 
 @dataclass
@@ -95,7 +87,7 @@ def _set_program(launch: Launch, words: Sequence[str], default: str) -> None:
     launch.draft.set("torchrun.command", command, launch.path)
 
 
-def _set_args(launch: Launch, words: Sequence[str], what: str) -> None:
+def set_args(launch: Launch, words: Sequence[str], what: str) -> None:
     if not words or words == ["-m"]:
         raise SpecError(f"{launch.path}: {what} has no script; write the script after its flags")
     script, *rest = words
@@ -132,7 +124,7 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
     if dropped:
         what = f"{launch.path}: flags of torchrun"
         launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
-    _set_args(launch, ["-m", *rest] if is_module else rest, "torchrun")
+    set_args(launch, ["-m", *rest] if is_module else rest, "torchrun")
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -258,11 +250,11 @@ def _python(launch: Launch, words: list[str]) -> None:
             )
         return
     if module == "accelerate.commands.launch":
-        _launcher(launch, rest[1:])
+        read_command(launch, ["accelerate", *rest[2:]])
         return
     launch.is_single = True
     _set_program(launch, words, "python")
-    _set_args(launch, rest, "python")
+    set_args(launch, rest, "python")
 
 
 def _python_option(launch: Launch, rest: list[str]) -> None:
@@ -286,69 +278,10 @@ def _python_option(launch: Launch, rest: list[str]) -> None:
 
 def _script(launch: Launch, words: list[str]) -> None:
     launch.is_single = True
-    _set_args(launch, words, "the command")
+    set_args(launch, words, "the command")
 
 
 # Other programs
-
-
-def _launcher(launch: Launch, words: list[str]) -> None:
-    """Read `accelerate launch` or deepspeed: torchrun starts the script in its place."""
-    program = words[0].rpartition("/")[2].partition(".")[0]
-    rest = words[2:] if words[1:2] == ["launch"] else words[1:]
-    is_module = False
-    dropped: list[str] = []
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if not equals and name not in ACCELERATE_SWITCHES and rest:
-            value = rest.pop(0)
-        if name in ("-m", "--module"):
-            is_module = True
-        elif name == "--mixed_precision":
-            launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", value, launch.path)
-        elif name in ("--num_gpus", "--nproc_per_node"):
-            set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {name}")
-        else:
-            dropped.append(f"{name} {value}".strip())
-    if dropped:
-        launch.draft.drop(
-            f"{launch.path}: flags of {program}",
-            dropped,
-            "torchrun starts the processes of a DDPJob, and the operator sets their number and how "
-            "they meet",
-            "give what concerns the training, such as DeepSpeed or FSDP, to the script",
-        )
-    launch.draft.note(launch.path, f"torchrun starts the script in place of {program}")
-    _set_args(launch, ["-m", *rest] if is_module else rest, program)
-
-
-def _env(launch: Launch, words: list[str]) -> None:
-    rest = words[1:]
-    while rest and "=" in rest[0] and not rest[0].startswith("-"):
-        name, _, value = rest.pop(0).partition("=")
-        launch.draft.add_variable(name, value, launch.path)
-    read_command(launch, rest)
-
-
-def _transparent(launch: Launch, words: list[str]) -> None:
-    read_command(launch, words[1:])
-
-
-def _wrapper(launch: Launch, words: list[str]) -> None:
-    """Read a program such as `uv run` before torchrun or python. It starts torchrun then."""
-    starts = [word for word in words[1:] if LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word)]
-    if not starts:
-        raise SpecError(
-            f"{launch.path}: {quoted(words[0])} starts neither torchrun nor python; write the "
-            "command that starts the training"
-        )
-    index = words.index(starts[0], 1)
-    launch.draft.set("torchrun.command", [*words[:index], "torchrun"], launch.path)
-    # A program's path would become torchrun.command, so pass its name. A script's path must stay.
-    is_script = SCRIPT.fullmatch(starts[0]) is not None
-    program = starts[0] if is_script else starts[0].rpartition("/")[2]
-    read_command(launch, [program, *words[index + 1 :]])
 
 
 def _refused(launch: Launch, words: list[str]) -> None:
@@ -368,10 +301,6 @@ def _shell_script(launch: Launch, words: list[str]) -> None:
 PROGRAMS: Sequence[tuple[str, Reader]] = (
     ("torchrun", _torchrun),
     (launcher.PYTHON, _python),
-    ("accelerate|deepspeed", _launcher),
-    ("env", _env),
-    ("exec|time|nohup", _transparent),
-    (WRAPPERS, _wrapper),
     ("mpirun|mpiexec|horovodrun", _refused),
     (r".*\.sh", _shell_script),
     (SCRIPT.pattern, _script),

@@ -13,6 +13,7 @@ from ddpjob.convert.chains import is_test, join_chains
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.marks import unmark
+from ddpjob.convert.programs import OTHER_PROGRAMS
 from ddpjob.convert.settle import NO_SHELL
 from ddpjob.convert.shell import (
     ARRAY,
@@ -367,6 +368,7 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
 # How a pod starts a shell. `Script` reads such commands within a script too.
 SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
     (SHELLS, read_shell_command),
+    *OTHER_PROGRAMS,
 )
 
 

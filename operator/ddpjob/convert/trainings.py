@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ddpjob.convert.launch import LAUNCH, SCRIPT, SHELLS, WRAPPERS
+from ddpjob.convert.launch import LAUNCH, SCRIPT, SHELLS
 from ddpjob.convert.marks import unmark
+from ddpjob.convert.programs import WRAPPERS, is_prefix, split_prefix
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
@@ -26,8 +27,7 @@ NO_TRAINING = re.compile(
     r"(^|[\s/])python[0-9.]*\s+(-c|-V|--version|-m\s+(pip|venv|ensurepip)|(\S*/)?setup\.py)(\s|$)"
 )
 
-# Programs before a command, and programs that run a command in a container.
-BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
+# Programs that run a command in a container.
 CONTAINERS = "apptainer|singularity"
 
 # The names of programs and modules that train, if several could be the training.
@@ -132,8 +132,8 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
     `values` are for the text of a shell in it.
     """
     words, _ = without_redirections(split_words(text))
-    while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
-        words = words[1:]
+    while words and (ASSIGNMENT.fullmatch(words[0]) or is_prefix(words[0])):
+        words = split_prefix(words)[1] if is_prefix(words[0]) else words[1:]
     if not words or NO_TRAINING.search(text):
         return 0
     program = words[0].rpartition("/")[2]
