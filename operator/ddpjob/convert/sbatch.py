@@ -22,6 +22,7 @@ from ddpjob.convert.slurm_options import (
     take_image,
 )
 from ddpjob.convert.trainings import CONTAINERS
+from ddpjob.convert.variables import ONLY_A_SHELL
 from ddpjob.core.api.readers import SpecError, quoted
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
@@ -134,7 +135,8 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
     def srun(launch: Launch, words: list[str]) -> None:
         options, rest = read_options(request.draft, words[1:], f"{launch.path}: srun")
         for option, value in options:
-            OPTIONS[option].read(request, launch.resolve(value), f"{launch.path}: srun {option}")
+            path = f"{launch.path}: srun {option}"
+            _read_option_of_step(request, option, launch.resolve(value), path)
         request.is_step = True
         read_command(launch, rest)
 
@@ -154,13 +156,24 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
     return (("srun", srun), (CONTAINERS, container), *SHELL_PROGRAMS)
 
 
+def _read_option_of_step(request: Request, option: str, value: str, path: str) -> None:
+    """Read an option of srun, or remark on one with an unknown variable. Raises SpecError."""
+    try:
+        OPTIONS[option].read(request, value, path)
+    except SpecError:
+        if "$" not in value and "`" not in value:
+            raise
+        request.draft.drop(path, value, ONLY_A_SHELL, "the option with its value")
+
+
 def _values(request: Request) -> dict[str, str]:
     """Return the values of Slurm's variables decided by the options."""
     nodes = request.draft.get("nodes") or _nodes_of_tasks(request) or 1
     gpus = _gpus_per_node(request, nodes)
     tasks = nodes * _tasks_per_node(request, nodes) if request.tasks else None
     found = {
-        "SLURM_JOB_NAME": request.draft.metadata.get("name"),
+        # The script gets the name as written.
+        "SLURM_JOB_NAME": request.name or request.draft.metadata.get("name"),
         # sbatch starts the script in the folder of its call, and a pod in that of its image.
         "SLURM_SUBMIT_DIR": ".",
         "SLURM_NNODES": nodes,
@@ -226,7 +239,8 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     cpus = _per_node(request.cpus, request, nodes)
     if cpus:
         resources.setdefault("requests", {})["cpu"] = str(cpus)
-    memory = _memory_per_node(request, cpus, gpus)
+    # The default of Slurm is one CPU for each task.
+    memory = _memory_per_node(request, cpus or _tasks_per_node(request, nodes), gpus)
     if memory:
         for kind in ("requests", "limits"):
             resources.setdefault(kind, {})["memory"] = memory
@@ -243,8 +257,21 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
             "torchrun starts the processes of a node",
             "set spec.nprocPerNode",
         )
+    if nodes > 1 and not request.is_step:
+        _note_one_start(draft, launch, nodes)
     settle_processes(launch, devices)
     refer_to_variables(draft, launch.path)
+
+
+def _note_one_start(draft: Draft, launch: Launch, nodes: int) -> None:
+    """Note that the script started its command on the first of several nodes."""
+    what = "one process" if launch.is_single else "torchrun once"
+    draft.note(
+        launch.path,
+        f"without srun, the script started {what}, on the first of {nodes} nodes; a DDPJob starts "
+        "torchrun on each of them",
+        "set spec.nodes to 1, if the training is not for several nodes",
+    )
 
 
 def _set_nodes(request: Request, launch: Launch) -> None:
@@ -281,6 +308,9 @@ def _memory_per_node(request: Request, cpus: int, gpus: int) -> str:
     """Return the memory of a pod as a quantity, or an empty string."""
     factors = {"node": 1, "cpu": cpus, "gpu": gpus}
     kilobytes = sum(size * factors[unit] for unit, size in request.memory.items())
+    if request.memory and not kilobytes:
+        why = "the job has no GPUs, so the memory is not known"
+        request.draft.drop("--mem-per-gpu", f"{request.memory['gpu']}K", why, "resources")
     for unit, size in (("Gi", 1024**2), ("Mi", 1024)):
         if kilobytes and kilobytes % size == 0:
             return f"{kilobytes // size}{unit}"

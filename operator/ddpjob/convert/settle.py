@@ -101,8 +101,8 @@ def settle_processes(launch: Launch, devices: int) -> None:
         draft.spec["nprocPerNode"] = 1
         draft.note(
             launch.path,
-            f"python started one process in each pod, which has {devices} devices; nprocPerNode is "
-            "1 for that reason",
+            f"python started one process, and a pod has {devices} devices; nprocPerNode is 1 for "
+            "that reason",
             "remove nprocPerNode for one process per device, if the script uses LOCAL_RANK",
         )
     elif not is_chosen and not launch.is_single and not accelerator:

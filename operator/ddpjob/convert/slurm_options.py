@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from ddpjob.convert.draft import Draft
 from ddpjob.convert.launch import LAUNCH
+from ddpjob.convert.programs import WRAPPERS, is_prefix
+from ddpjob.convert.shell import VARIABLE, has_only_a_shell
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError, did_you_mean, quoted
 
@@ -15,10 +17,15 @@ REPORT_SECONDS = 15
 SLURM_ONLY = "it is about the Slurm cluster"
 PLACES = "nodeSelector or affinity, with the labels of your nodes"
 NO_LOG_FILE = "the log of a pod has the output; ddpjob logs prints it"
+ENV = "spec.env"
 SHARED = "a pod has no shared home or working directory"
 
 # The sockets of a node's GPUs, as in `gpu:a100:2(S:0-1)`.
 SOCKETS = re.compile(r"\([^)]*\)")
+
+
+# A kind of GPUs, as in `--gpus-per-node=a100`.
+KIND = re.compile(r"[A-Za-z][\w.-]*")
 
 
 @dataclass
@@ -27,6 +34,7 @@ class Request:
 
     - `gpus`, `tasks`, `cpus`, `memory`: options of these names, by the unit of the count: `node`,
       `task`, `gpu`, `cpu` or `job`. `is_step`: srun starts the training, once for each task.
+    - `name`: the name of the job as written.
     """
 
     draft: Draft
@@ -37,6 +45,7 @@ class Request:
     image: str = ""
     image_path: str = ""
     is_step: bool = False
+    name: str = ""
 
 
 Option = Callable[[Request, str, str], None]
@@ -75,6 +84,10 @@ def read_options(
             name, value = LETTERS.get(word[:2], word[:2]), word[2:].removeprefix("=")
             equals = value
         row = OPTIONS.get(name)
+        if row and not row.takes_value and value.isalpha() and not word.startswith("--"):
+            # `-lu` is `-l -u`, and 0 in `-K0` is a value.
+            rest.insert(0, f"-{value}")
+            value = ""
         if row is None:
             is_value = not equals and rest and not rest[0].startswith("-")
             is_value = is_value and not _begins_command(rest[0])
@@ -82,14 +95,15 @@ def read_options(
             hint = did_you_mean(name, OPTIONS)
             draft.drop(f"{path} {name}", value or True, f"it is an unknown option of Slurm{hint}")
             continue
-        if row.takes_value and not equals and rest:
+        if row.takes_value and not equals and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
         found.append((name, value))
     return found, rest
 
 
 def _begins_command(word: str) -> bool:
-    return "$" in word or LAUNCH.fullmatch(word) is not None or word.endswith((".py", "sh"))
+    is_known = re.fullmatch(f"(.*/)?({WRAPPERS})", word) or LAUNCH.fullmatch(word)
+    return "$" in word or bool(is_known) or is_prefix(word) or word.endswith((".py", "sh"))
 
 
 def _drop(why: str, instead: str = "") -> Option:
@@ -105,20 +119,25 @@ def _ignore(_request: Request, _value: str, _path: str) -> None:
     """Read an option without an effect in a pod."""
 
 
+def _number(value: str, path: str) -> int:
+    """Return a number. Raises SpecError."""
+    if value.isdecimal():
+        return int(value)
+    why = "; Slurm expands no variables there" if "$" in value and "#SBATCH" in path else ""
+    raise SpecError(f"{path}: must be a number, got {quoted(value)}{why}; write the number")
+
+
 def _count(value: str, path: str) -> int:
-    """Return the number in `8`, `gpu:8` or `gpu:a100:8`. Raises SpecError."""
-    text = value.rpartition(":")[2]
-    if text.isdecimal():
-        return int(text)
+    """Return the number of GPUs in `8`, `gpu:8` or `gpu:a100:8`. Raises SpecError."""
     # `--gres=gpu` and `--gpus-per-node=a100` are one GPU.
-    if text and ":" not in value and not any(map(str.isdigit, value.partition("-")[0][:1])):
+    if KIND.fullmatch(value):
         return 1
-    raise SpecError(f"{path}: must be a number, got {quoted(value)}; write the number")
+    return _number(value.rpartition(":")[2], path)
 
 
 def _nodes(request: Request, value: str, path: str) -> None:
     least, dash, most = value.partition("-")
-    request.draft.set("nodes", _count(most or least, path), path)
+    request.draft.set("nodes", _number(most or least, path), path)
     if dash:
         request.draft.drop(
             path,
@@ -130,7 +149,7 @@ def _nodes(request: Request, value: str, path: str) -> None:
 
 def _tasks(unit: str) -> Option:
     def read(request: Request, value: str, path: str) -> None:
-        request.tasks[unit] = _count(value, path)
+        request.tasks[unit] = _number(value, path)
 
     return read
 
@@ -155,7 +174,7 @@ def _gpus(unit: str) -> Option:
 
 def _cpus(unit: str) -> Option:
     def read(request: Request, value: str, path: str) -> None:
-        request.cpus[unit] = _count(value, path)
+        request.cpus[unit] = _number(value, path)
 
     return read
 
@@ -194,10 +213,24 @@ def seconds_of(value: str, path: str) -> int:
 
 
 def _name(request: Request, value: str, path: str) -> None:
+    request.name = value
     request.draft.metadata["name"] = job_name(value)
     if job_name(value) != value:
         why = f"the name of a job has lower-case letters, digits and '-': {job_name(value)}"
         request.draft.drop(path, value, why)
+
+
+def _export(request: Request, value: str, path: str) -> None:
+    """Read `ALL,NAME=value`. The values of other names are those of the user's shell."""
+    others = []
+    for part in value.split(","):
+        name, equals, text = part.partition("=")
+        if equals and not has_only_a_shell(text) and not VARIABLE.search(text):
+            request.draft.add_variable(name, text, path)
+        elif part not in ("ALL", "NONE", "NIL", ""):
+            others.append(part)
+    if others:
+        request.draft.drop(path, ",".join(others), "pods have only the variables of the job", ENV)
 
 
 def _no_requeue(request: Request, _value: str, path: str) -> None:
@@ -289,7 +322,7 @@ OPTIONS: Mapping[str, Row] = {
     "--comment": Row(_drop(SLURM_ONLY, "an annotation")),
     "--wckey": Row(_drop(SLURM_ONLY, "a label")),
     # The environment and the processes.
-    "--export": Row(_drop("pods have only the variables of the job", "spec.env")),
+    "--export": Row(_export),
     "--chdir": Row(_drop(SHARED, "workingDir of the container trainer in podTemplate"), "-D"),
     "--hint": Row(_drop(SLURM_ONLY)),
     "--distribution": Row(_drop("torchrun numbers the processes"), "-m"),
@@ -302,6 +335,30 @@ OPTIONS: Mapping[str, Row] = {
     "--wait-all-nodes": Row(_ignore),
     "--get-user-env": Row(_ignore, takes_value=False),
     "--parsable": Row(_ignore, takes_value=False),
+    # Switches of srun without an effect in a pod.
+    "--verbose": Row(_ignore, "-v", takes_value=False),
+    "--quiet": Row(_ignore, "-Q", takes_value=False),
+    "--no-kill": Row(_ignore, "-k", takes_value=False),
+    "--hold": Row(_drop("the job would wait", "spec.suspend"), "-H", takes_value=False),
+    "--immediate": Row(_ignore, "-I", takes_value=False),
+    "--preserve-env": Row(_ignore, "-E", takes_value=False),
+    "--disable-status": Row(_ignore, "-X", takes_value=False),
+    "--no-allocate": Row(_ignore, "-Z", takes_value=False),
+    "--overcommit": Row(_drop(SLURM_ONLY, "resources"), "-O", takes_value=False),
+    "--oversubscribe": Row(_drop(SLURM_ONLY, "resources"), "-s", takes_value=False),
+    "--contiguous": Row(_drop(SLURM_ONLY, "scheduling.topology"), takes_value=False),
+    "--spread-job": Row(_drop(SLURM_ONLY, "topologySpreadConstraints"), takes_value=False),
+    "--use-min-nodes": Row(_ignore, takes_value=False),
+    "--exact": Row(_ignore, takes_value=False),
+    "--interactive": Row(_ignore, takes_value=False),
+    "--pty": Row(_drop("a pod has no terminal"), takes_value=False),
+    "--propagate": Row(_ignore, takes_value=False),
+    "--quit-on-interrupt": Row(_ignore, takes_value=False),
+    "--reboot": Row(_drop(SLURM_ONLY), takes_value=False),
+    "--resv-ports": Row(_ignore, takes_value=False),
+    "--debugger-test": Row(_ignore, takes_value=False),
+    "--test-only": Row(_drop("ddpjob validate checks a job"), takes_value=False),
+    "--ignore-pbs": Row(_ignore, takes_value=False),
     # Containers, by the plugin pyxis.
     "--container-image": Row(take_image),
     "--container-workdir": Row(_workdir),

@@ -1,0 +1,92 @@
+"""`ddpjob convert`: options of sbatch and srun, and what the script gets from them."""
+
+import pytest
+from conversions import a_script, convert, converted_script
+
+from ddpjob.core.api.readers import SpecError
+
+
+@pytest.mark.parametrize("number", ["$N", "two", "{{ n }}", "gpu:2"])
+@pytest.mark.parametrize("option", ["nodes", "ntasks", "cpus-per-task", "ntasks-per-node"])
+def test_a_number_that_is_not_one_is_an_error(option, number):
+    with pytest.raises(SpecError, match=f"line 2: #SBATCH --{option}: must be a number, got"):
+        convert(a_script(f"#SBATCH --{option}={number}", "srun python a.py"), image="i")
+
+
+@pytest.mark.parametrize("option", ["--gpus-per-node=$G", "--gres=gpu:$G", "--gpus={{ g }}"])
+def test_a_variable_is_no_number_of_gpus(option):
+    with pytest.raises(SpecError, match="must be a number"):
+        convert(a_script(f"#SBATCH {option}", "srun python a.py"), image="i")
+
+
+def test_an_unknown_number_of_a_step_is_a_remark():
+    spec, comments = converted_script("#SBATCH -N 2", "srun -N $X -n$(x y) torchrun a.py")
+    assert spec["nodes"] == 2
+    assert 'srun --nodes: "$X": because only a shell knows the value' in comments
+    assert 'srun --ntasks: "$(x y)": because only a shell knows the value' in comments
+
+
+@pytest.mark.parametrize(
+    ("options", "memory"),
+    [
+        ("--mem-per-cpu=4G", "4Gi"),
+        ("--mem-per-cpu=4G --ntasks-per-node=2", "8Gi"),
+        ("--mem-per-cpu=4G -c 8", "32Gi"),
+        ("--mem-per-cpu=4G --ntasks-per-node=2 -c 8", "64Gi"),
+    ],
+)
+def test_a_task_has_one_cpu_by_default(options, memory):
+    spec, _ = converted_script(f"#SBATCH {options}", "srun torchrun a.py")
+    assert spec["resources"]["limits"] == {"memory": memory}
+
+
+def test_the_memory_of_no_gpu_is_named():
+    _, comments = converted_script("#SBATCH --mem-per-gpu=4G", "srun torchrun a.py")
+    assert "--mem-per-gpu" in comments
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["-v", "-vv", "-Q", "--no-kill", "-lu", "-K0", "-k", "--quiet -E", "--exact", "-c 4 -Q", "-Z"],
+)
+@pytest.mark.parametrize("start", ["uv run python", "numactl -N 0 python", "timeout 9 python"])
+def test_a_switch_of_srun_takes_no_value(options, start):
+    spec, comments = converted_script(f"srun {options} {start} a.py --x 1")
+    assert spec["args"] == ["a.py", "--x", "1"]
+    assert "unknown option" not in comments
+
+
+def test_an_option_takes_no_other_option_as_its_value():
+    spec, _ = converted_script("#SBATCH -W --mem=1G", "srun torchrun a.py")
+    assert spec["resources"]["limits"] == {"memory": "1Gi"}
+
+
+@pytest.mark.parametrize("command", ["python a.py", "torchrun a.py"])
+def test_a_command_without_srun_is_on_the_first_node(command):
+    _, comments = converted_script("#SBATCH -N 2 --gpus-per-node=4", command)
+    assert "on the first of 2 nodes" in comments
+    _, comments = converted_script("#SBATCH -N 1 --gpus-per-node=4", command)
+    assert "on the first of" not in comments
+    _, comments = converted_script("#SBATCH -N 2 --gpus-per-node=4", f"srun {command}")
+    assert "on the first of" not in comments
+
+
+def test_the_script_gets_the_name_as_written():
+    lines = (
+        "#SBATCH -J GPT_Run",
+        "export RUN=$SLURM_JOB_NAME",
+        "srun torchrun a.py $SLURM_JOB_NAME",
+    )
+    found = convert(a_script(*lines), image="i")
+    assert found.document["metadata"]["name"] == "gpt-run"
+    assert found.document["spec"]["args"] == ["a.py", "GPT_Run"]
+    assert found.document["spec"]["env"] == [{"name": "RUN", "value": "GPT_Run"}]
+
+
+def test_a_variable_of_an_option_is_set():
+    spec, comments = converted_script(
+        "#SBATCH --export=ALL,A=1", "B=2", "srun --export=ALL,B=$B,C,D=$E,RANK=1 torchrun a.py"
+    )
+    assert spec["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
+    assert 'srun --export: "C,D=$E": because pods have only the variables of the job' in comments
+    assert 'srun --export RANK: "1": because torchrun sets it' in comments
