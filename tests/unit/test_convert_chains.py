@@ -3,7 +3,9 @@
 import subprocess
 
 import pytest
-from conversions import converted, converted_script
+from conversions import a_pytorchjob, convert, converted, converted_script
+
+from ddpjob.core.api.readers import SpecError
 
 
 def run_setup(setup, folder):
@@ -150,3 +152,99 @@ def test_a_folder_of_a_block_is_named():
     spec, comments = converted("sh", "-c", "if [ -d c ]; then cd c; fi; torchrun a.py")
     assert spec["args"] == ["a.py"]
     assert "it may change the folder for the setup, not for the script" in comments
+
+
+# Failures
+
+
+EARLY = "it ends at the first command that fails, without a training"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install a; torchrun a.py",
+        "make a && make b\ntorchrun a.py",
+        "if [ -f a ]; then make a; fi; torchrun a.py",
+        "set +e; make a; torchrun a.py",
+        "make a; set -e; torchrun a.py",
+        "set -e; set +e; make a; torchrun a.py",
+        "set -o errexit; set +o errexit; make a; torchrun a.py",
+    ],
+)
+def test_an_earlier_end_of_the_setup_is_noted_once(text):
+    _, comments = converted("sh", "-c", text)
+    assert comments.count(EARLY) == 1
+
+
+@pytest.mark.parametrize(
+    ("shell", "text"),
+    [
+        (["sh", "-c"], "set -e; make a; torchrun a.py"),
+        (["bash", "-c"], "set -euo pipefail\nmake a\ntorchrun a.py"),
+        (["bash", "-c"], "set -o errexit\nmake a\ntorchrun a.py"),
+        (["bash", "-ec"], "make a; torchrun a.py"),
+        (["bash", "-e", "-c"], "make a; torchrun a.py"),
+        (["sh", "-c"], "make a && make b && torchrun a.py"),
+        (["sh", "-c"], "make a || exit 1; torchrun a.py"),
+        (["sh", "-c"], "cat > f << EOF\nx\nEOF\ntorchrun a.py"),
+        (["sh", "-c"], "torchrun a.py; make a"),
+    ],
+)
+def test_a_setup_that_ends_as_its_script_has_no_note(shell, text):
+    _, comments = converted(*shell, text)
+    assert EARLY not in comments
+
+
+def test_a_script_of_slurm_may_end_at_a_failure_by_its_first_line():
+    lines = ["pip install a", "srun torchrun a.py"]
+    assert EARLY in converted_script(*lines)[1]
+    text = "\n".join(["#!/bin/bash -e", *lines])
+    assert EARLY not in convert(text, image="i").comments()
+
+
+# Sentences
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOSTNAME", "PYTHONPATH", "TMPDIR"])
+def test_a_variable_of_every_pod_is_not_set_by_torchrun(name):
+    text = f"make ${name}; torchrun a.py ${name}"
+    _, comments = converted("sh", "-c", text, env=[{"name": "X", "value": f"/x:$({name})"}])
+    assert f"{name} in setup" not in comments
+    assert f"{name} in args: nothing expands it; instead: read os.environ['{name}']" in comments
+    assert f"nothing expands {name}; instead: write the whole value" in comments
+    assert "torchrun sets it" not in comments
+
+
+def test_a_default_of_a_variable_is_its_value():
+    text = ': ${A:=1}; : "${B:=2}"; A=${A}0; export B; torchrun a.py $A'
+    spec, comments = converted("sh", "-c", text)
+    assert spec["args"] == ["a.py", "10"]
+    assert spec["env"] == [{"name": "B", "value": "2"}]
+    assert "because" not in comments
+
+
+def test_a_default_does_not_replace_a_value():
+    env = [{"name": "A", "value": "5"}]
+    spec, _ = converted("sh", "-c", "B=6; : ${A:=1} ${B:=1}; torchrun a.py $A $B", env=env)
+    assert (spec["env"], spec["args"]) == (env, ["a.py", "$(A)", "6"])
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (": x", '": x": because it does nothing'),
+        ("wait", '"wait": because the operator waits for the processes'),
+        ("torchrun a.py < input.txt", '"< input.txt": because a process of a DDPJob has no input'),
+        ("torchrun a.py > log", '"> log": because the agent reads the output'),
+    ],
+)
+def test_the_reason_for_a_dropped_part_is_its_own(line, sentence):
+    text = line if "torchrun" in line else f"{line}\ntorchrun a.py"
+    assert sentence in converted("sh", "-c", text)[1]
+
+
+def test_an_older_version_of_a_kind_is_named():
+    text = a_pytorchjob().replace("kubeflow.org/v1", "kubeflow.org/v1beta2")
+    with pytest.raises(SpecError, match=r"got PyTorchJob \(kubeflow.org/v1beta2\)"):
+        convert(text)

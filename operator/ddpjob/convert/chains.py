@@ -63,7 +63,9 @@ def _without_exit(chain: list[Statement]) -> list[Statement]:
     if len(chain) < 2 or chain[-2].end != "||" or not EXIT.fullmatch(chain[-1].text):
         return chain
     *rest, last = chain
-    shorter = [*rest[:-1], replace(rest[-1], end=last.end)]
+    # The script does not go on after a failure either, as before `&&`.
+    end = last.end if last.end == "&" else "&&"
+    shorter = [*rest[:-1], replace(rest[-1], end=end)]
     return shorter if _is_sequence(shorter) else chain
 
 

@@ -82,7 +82,8 @@ def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversi
 
 
 def _no_training(documents: Sequence[Dict]) -> SpecError:
-    kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one in documents)) or "nothing"
+    found = [f"{one['kind']} ({one.get('apiVersion')})" for one in documents]
+    kinds = ", ".join(dict.fromkeys(found)) or "nothing"
     problem = (
         f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob ({trainjob.API_VERSION}) or "
         f"a script for sbatch, got {kinds}"

@@ -42,6 +42,13 @@ CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 # Words that only a shell replaces: names of files, several words, the number of its process.
 SHELL_WORDS = re.compile(r"\*|(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|\$\$")
 
+# An option of a shell to stop at the first failure, and a first line with it.
+STOPS = re.compile(r"-[a-zA-Z]*e[a-zA-Z]*|errexit")
+FIRST_LINE = re.compile(r"#!.*\s-[a-zA-Z]*e[a-zA-Z]*\s*$", re.MULTILINE)
+
+# `${NAME:=default}` sets the variable.
+DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
+
 # Commands in a block with an effect on the script after it.
 MOVE_IN_BLOCK = re.compile(r"(?:^|[\n;&|{]|\b(?:then|do|else)\s)\s*(?:cd|pushd|popd)\b")
 EXIT_IN_BLOCK = re.compile(r"(?:^|[\n;&|{]|\b(?:then|do|else)\s)\s*exit(?:\s+0)?\s*(?:[\n;&|}]|$)")
@@ -78,6 +85,7 @@ AT_THE_END = "do it at the end of the script, on rank 0"
 UNREADABLE = "ddpjob convert does not read loops, conditions, functions and here-documents"
 ONLY_AFTER_FAILURE = "the training began only after its failure; in a DDPJob it always begins"
 ANOTHER_TRAINING = "it could be the training too"
+NO_INPUT = ("a process of a DDPJob has no input", "read the file in the script")
 OUTPUT = "the agent reads the output of each rank; ddpjob logs prints it"
 
 
@@ -88,6 +96,8 @@ class Script:
     - `reasons`: why lines are dropped, by their program. `keeps_rest`: other lines before the
       training become the setup; otherwise they are dropped for `rest`.
     - `setup`: the lines of the setup. `may_end_false`: the last one may be a failed test.
+    - `stops`: the script ends at the first failure, as its setup does. `ends_early`: only the setup
+      does.
     - `folders`: the folder of the script. `moves`: lines with `cd` for the next line of the setup.
     """
 
@@ -98,6 +108,8 @@ class Script:
     setup: list[str] = field(default_factory=list)
     moves: list[str] = field(default_factory=list)
     may_end_false: bool = False
+    stops: bool = False
+    ends_early: bool = False
     folders: Folders = field(init=False)
     variables: Variables = field(init=False)
 
@@ -107,6 +119,7 @@ class Script:
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
+        self.stops = self.stops or FIRST_LINE.match(text) is not None
         statements = read_shell(FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text))
         candidates = find_trainings(statements, self.launch.path, self.variables.known)
         chosen = most_likely(candidates)
@@ -150,7 +163,8 @@ class Script:
         words, redirections = without_redirections(split_words(text))
         for redirection in redirections:
             where = f"{self.launch.path}: line {statement.line}"
-            self.launch.draft.drop(where, redirection, OUTPUT)
+            reads = redirection.lstrip("0123456789").startswith("<")
+            self.launch.draft.drop(where, redirection, *(NO_INPUT if reads else (OUTPUT,)))
         while words and ASSIGNMENT.fullmatch(words[0]):
             self.variables.assign(statement, words.pop(0), is_exported=True)
         self.launch.values = self.variables.known
@@ -223,7 +237,9 @@ class Script:
         if program == "unset" and not is_after:
             self.variables.unset(statement, self.reasons[program])
             return
-        if program == "set" and self._exports_all(words[1:]):
+        if program == ":" and not is_after and self._assign_defaults(statement):
+            return
+        if program == "set" and not is_after and self._set_options(words[1:]):
             return
         is_move = program in MOVES and not is_after
         reason = self._reason(statement)
@@ -244,12 +260,24 @@ class Script:
         else:
             self.drop(statement, *self.rest)
 
-    def _exports_all(self, options: Sequence[str]) -> bool:
-        """Read `set -a` and `set +a`. Return False for other options."""
+    def _set_options(self, options: Sequence[str]) -> bool:
+        """Read `set -e`, `set -a` and their opposites. Return True if there is no other option."""
+        opposites = [option.replace("+", "-", 1) for option in options if option.startswith("+")]
+        if any(map(STOPS.fullmatch, [*options, *opposites])):
+            self.stops = not opposites
         is_on = list(options) in (["-a"], ["-o", "allexport"])
         is_off = list(options) in (["+a"], ["+o", "allexport"])
         self.variables.exports_all = is_on or (self.variables.exports_all and not is_off)
         return is_on or is_off
+
+    def _assign_defaults(self, statement: Statement) -> bool:
+        """Read `: ${NAME:=default}`. Return False for another use of `:`."""
+        found = [DEFAULT.fullmatch(word) for word in statement.words[1:]]
+        for one in filter(None, found):
+            name, default = one.groups()
+            word = f"{name}=${{{name}:-{default}}}"
+            self.variables.assign(statement, word, is_exported=False)
+        return any(found)
 
     def _reason(self, statement: Statement) -> tuple[str, str] | None:
         """Return why a line has no use in a pod, and what to do instead; None if it may have one.
@@ -328,6 +356,11 @@ class Script:
         """Add a line to the setup, with the folder and the variables of the shell before it."""
         self.setup += [*self.moves, *self.variables.with_definitions(statement.text)]
         self.moves = []
+        # Of `a && training`, the script does not start the training after a failure either. A file
+        # of the script is always written.
+        writes = statement.text.startswith("cat >")
+        if statement.end != "&&" and not self.stops and not writes:
+            self.ends_early = True
         # A test in a block may fail without an end of the script.
         self.may_end_false = (
             not statement.is_readable and statement.end != "&&" and "&&" in statement.text
@@ -344,6 +377,13 @@ class Script:
                 f"the setup has syntax of bash, {quoted(syntax)}, so it starts bash, which the "
                 "image must have",
             )
+        if self.ends_early:
+            self.launch.draft.note(
+                f"{self.launch.path}: setup",
+                "it ends at the first command that fails, without a training; the script had no "
+                "set -e, and went on",
+                "|| true after a command that may fail",
+            )
         if text:
             text = run_by_bash(text) if syntax else text
             self.launch.draft.set("setup", text, self.launch.path)
@@ -357,7 +397,8 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
             rest = words[index + 2 :]
             if rest:
                 launch.draft.drop(launch.path, rest, "they are arguments of the shell's text")
-            Script(launch).read(unmark(words[index + 1]))
+            stops = any(map(STOPS.fullmatch, words[1 : index + 1]))
+            Script(launch, stops=stops).read(unmark(words[index + 1]))
             return
     raise SpecError(
         f"{launch.path}: {quoted(' '.join(words))} runs a script of the image, whose lines are not "

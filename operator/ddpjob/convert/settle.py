@@ -23,6 +23,10 @@ SAME_IN_A_POD = {
     "SLURM_JOB_ID": "write $(DDP_JOB_NAME) for the name of the job",
     "SLURM_JOBID": "write $(DDP_JOB_NAME) for the name of the job",
 }
+# Variables of OF_PROCESSES that the image or the operator sets, so a setup has them too.
+BEFORE_TORCHRUN = (
+    *("PATH", "HOSTNAME", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+)
 SAME_IN_A_PROCESS = {
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",
@@ -51,9 +55,12 @@ def refer_to_variables(draft: Draft, path: str) -> None:
     for name, value in literals(draft).items():
         for other in filter(_is_of_process, launcher.references([value])):
             why = f"nothing expands {other}"
-            draft.note(f"{path}: the variable {name}", why, _instead(draft, other))
+            instead = (
+                "write the whole value" if other in BEFORE_TORCHRUN else _instead(draft, other)
+            )
+            draft.note(f"{path}: the variable {name}", why, instead)
     for name in map(_name, VARIABLE.finditer(draft.spec.get("setup", ""))):
-        if _is_of_process(name):
+        if _is_of_process(name) and name not in BEFORE_TORCHRUN:
             instead = _instead(draft, name).replace("$(", "$").replace(")", "")
             draft.note(f"{path}: {name} in setup", "the setup runs before torchrun", instead)
 
@@ -72,6 +79,8 @@ def _instead(draft: Draft, name: str) -> str:
     """Return advice on a variable without an expansion."""
     if name in SAME_IN_A_POD:
         return SAME_IN_A_POD[name]
+    if name in BEFORE_TORCHRUN:
+        return f"read os.environ[{name!r}] in the script"
     if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
         variable = SAME_IN_A_PROCESS.get(name, name)
         return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
