@@ -104,6 +104,8 @@ def test_a_training_only_after_a_failure_always_begins():
 def test_the_end_of_a_script_in_a_chain_is_named():
     _, comments = converted("sh", "-c", "[ -f done ] && make x && exit 0; torchrun a.py")
     assert "exit 0 ends only the setup" in comments
+    _, comments = converted("sh", "-c", "torchrun a.py && touch a || touch b")
+    assert '"touch a || touch b": because it ran after the training' in comments
     _, comments = converted("sh", "-c", "torchrun a.py || exit 1")
     assert '"exit 1": because a pod ends when its processes do' in comments
 
@@ -187,6 +189,8 @@ def test_an_earlier_end_of_the_setup_is_noted_once(text):
         (["bash", "-e", "-c"], "make a; torchrun a.py"),
         (["sh", "-c"], "make a && make b && torchrun a.py"),
         (["sh", "-c"], "make a || exit 1; torchrun a.py"),
+        (["sh", "-c"], "make a || true; torchrun a.py"),
+        (["sh", "-c"], '[ -n "$D" ] && export A=1; torchrun a.py'),
         (["sh", "-c"], "cat > f << EOF\nx\nEOF\ntorchrun a.py"),
         (["sh", "-c"], "torchrun a.py; make a"),
     ],

@@ -4,6 +4,7 @@ import pytest
 from conversions import converted, converted_script
 
 from ddpjob.convert.bash import bash_syntax
+from ddpjob.core.api.readers import SpecError
 
 
 def shell(text):
@@ -185,3 +186,19 @@ def test_a_text_of_a_shell_in_quotes_is_read_as_one():
 def test_a_redirection_is_dropped_with_its_word(redirection):
     spec, _ = converted_script(f"srun python train.py {redirection}")
     assert spec["args"] == ["train.py"]
+
+
+def test_a_value_before_a_block_is_noted_where_it_is_used():
+    lines = ("ARGS='--a 1'", "[ $D = 1 ] && ARGS+=' --b'", "srun torchrun a.py $ARGS")
+    spec, comments = converted_script(*lines)
+    assert spec["args"] == ["a.py", "$ARGS"]
+    assert 'ARGS in args: a block may change it; before, it is "--a 1"; instead: write' in comments
+    _, comments = converted_script("I=0", "while x; do I=1; done", "srun torchrun a.py")
+    assert "a block may change it" not in comments
+
+
+def test_an_error_has_the_characters_themselves():
+    with pytest.raises(SpecError, match=r'begins with "\$x"'):
+        converted_script(r"srun '$x' torchrun a.py")
+    with pytest.raises(SpecError, match=r'"bash \$x.sh torchrun" runs a script'):
+        shell("bash '$x.sh' torchrun")

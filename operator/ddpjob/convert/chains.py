@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddpjob.convert.shell import CHAINS, Statement
+from ddpjob.convert.trainings import is_assignment
 
 # Commands whose failure is an answer.
 TEST = re.compile(r"(!|\[\[?|test|command|type|which|hash|[ef]?grep|cmp|diff|false)(\s|$)")
@@ -21,6 +22,18 @@ EXIT = re.compile(
 def is_test(statement: Statement) -> bool:
     """Return True for a command that only asks something."""
     return TEST.match(statement.text) is not None
+
+
+def may_fail(statement: Statement) -> bool:
+    """Return False for a chain that only tests and assigns, or that ends with `|| true`."""
+    if not statement.parts:
+        return True
+    *rest, last = statement.parts
+    if rest[-1].end == "||" and last.text in ("true", ":"):
+        return False
+    return not all(
+        is_test(one) or (one.is_readable and is_assignment(one.words)) for one in statement.parts
+    )
 
 
 def join_chains(statements: Sequence[Statement], apart: Sequence[Statement]) -> list[Statement]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ddpjob.convert import pytorchjob, sbatch, trainjob
 from ddpjob.convert.draft import Conversion, Remark
+from ddpjob.convert.marks import unmark
 from ddpjob.convert.table import name_of
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
@@ -30,7 +31,7 @@ def convert_text(text: str, runtime: str, image: str, name: str) -> list[Convers
     empty. `name` is the name of a script.
     """
     if text.startswith("#!") or "#SBATCH" in text:
-        return [sbatch.convert(text, image, name)]
+        return [_convert_script(text, image, name)]
     return convert_documents(read_documents(text), read_documents(runtime), image)
 
 
@@ -62,6 +63,13 @@ def _is_runtime(document: Dict) -> bool:
     return is_of_trainer and document.get("kind") in trainjob.RUNTIMES
 
 
+def _convert_script(text: str, image: str, name: str) -> Conversion:
+    try:
+        return sbatch.convert(text, image, name)
+    except SpecError as error:
+        raise SpecError(unmark(str(error))) from error
+
+
 def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion:
     try:
         if _format(document) == pytorchjob.KIND:
@@ -69,7 +77,7 @@ def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion
         return trainjob.convert(document, runtimes, image)
     except SpecError as error:
         advice = FILL if PLACEHOLDER.search(str(error)) else ""
-        raise SpecError(f"{name_of(document)}: {error}{advice}") from error
+        raise SpecError(f"{name_of(document)}: {unmark(str(error))}{advice}") from error
 
 
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
-from ddpjob.convert.chains import is_test, join_chains
+from ddpjob.convert.chains import is_test, join_chains, may_fail
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.marks import unmark
@@ -180,6 +180,7 @@ class Script:
                 self.launch.draft.note(where, NO_HOME, WRITE_PATH)
             if SHELL_WORDS.search(word):
                 self.launch.draft.note(where, *NO_SHELL)
+            self.variables.note_lost(word)
 
     def _text(self, statement: Statement, position: int) -> str:
         """Return a command of a pipeline, with the variables of the shell replaced.
@@ -303,6 +304,8 @@ class Script:
             self.drop(statement, *reason)
         elif statement.end == "&":
             self.drop(statement, BACKGROUND, SIDECAR)
+        elif is_after and statement.parts:
+            self.drop(statement, AFTERWARDS, AT_THE_END)
         elif not is_after and (self.keeps_rest or self._is_installation(statement)):
             self._add_to_setup(statement)
             self._note_block(statement)
@@ -359,7 +362,7 @@ class Script:
         # Of `a && training`, the script does not start the training after a failure either. A file
         # of the script is always written.
         writes = statement.text.startswith("cat >")
-        if statement.end != "&&" and not self.stops and not writes:
+        if statement.end != "&&" and not self.stops and not writes and may_fail(statement):
             self.ends_early = True
         # A test in a block may fail without an end of the script.
         self.may_end_false = (

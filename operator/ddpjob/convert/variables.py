@@ -48,6 +48,7 @@ class Variables:
     - `values`: those without an export. `arrays`: the elements of arrays, as text.
     - `definitions`: lines that set them, for a line of the setup with such a variable.
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
+    - `lost`: the values before a block that may change them.
     - `in_folder`: returns a text with the current folder as a path.
     """
 
@@ -58,6 +59,7 @@ class Variables:
     definitions: dict[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
+    lost: dict[str, str] = field(default_factory=dict)
 
     @property
     def known(self) -> Mapping[str, str]:
@@ -176,6 +178,9 @@ class Variables:
         where = f"{self.launch.path}: line {statement.line}"
         exported = literals(self.launch.draft)
         for name, is_export in names_set_in(statement.text).items():
+            value = self.values.get(name, NO_VALUE)
+            if value != NO_VALUE:
+                self.lost[name] = value
             self.values[name] = NO_VALUE
             self.arrays.pop(name, None)
             before = self.definitions.get(name)
@@ -187,6 +192,15 @@ class Variables:
             elif is_export or name in self.exported or self.exports_all:
                 why = "the block may export it; the pods do not have it"
                 self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
+
+    def note_lost(self, word: str) -> None:
+        """Note the value before a block of the variables in an argument."""
+        for found in VARIABLE.finditer(word):
+            name = found[1] or found[2]
+            if self.values.get(name) == NO_VALUE and name in self.lost:
+                why = f"a block may change it; before, it is {quoted(self.lost[name])}"
+                where = f"{self.launch.path}: {name} in args"
+                self.launch.draft.note(where, why, "write its value")
 
     def with_definitions(self, line: str) -> list[str]:
         """Return a line of the setup after those that set its variables."""
