@@ -101,6 +101,14 @@ def test_a_training_only_after_a_failure_always_begins():
     assert '"[ -f done ]": because the training began only after its failure' in comments
 
 
+def test_a_test_that_chooses_a_training_ends_no_setup():
+    text = "[ $NODE_RANK -eq 0 ] && torchrun a.py || torchrun b.py"
+    spec, comments = converted("sh", "-c", text)
+    assert "setup" not in spec
+    assert '"[ $NODE_RANK -eq 0 ]": because it chose one of two trainings' in comments
+    assert '"torchrun a.py": because it could be the training too' in comments
+
+
 def test_the_end_of_a_script_in_a_chain_is_named():
     _, comments = converted("sh", "-c", "[ -f done ] && make x && exit 0; torchrun a.py")
     assert "exit 0 ends only the setup" in comments
@@ -142,6 +150,13 @@ def working_folder(spec):
 def test_the_folder_before_the_last_cd_is_known(text, folder, setup, script):
     spec, _ = converted("sh", "-c", f"{text}; torchrun a.py")
     assert (working_folder(spec), spec.get("setup"), spec["args"]) == (folder, setup, [script])
+
+
+def test_the_working_directory_in_a_note_is_the_one_of_the_pods():
+    _, comments = converted("sh", "-c", "cd /a; make x; cd b; torchrun a.py")
+    assert "the working directory stays /a" in comments
+    _, comments = converted("sh", "-c", "make x; cd b; torchrun a.py")
+    assert "the working directory stays that of the image" in comments
 
 
 def test_a_dropped_folder_is_not_left():

@@ -182,7 +182,10 @@ def test_a_text_of_a_shell_in_quotes_is_read_as_one():
     assert spec["args"] == ["a.py", "x y", "$B"]
 
 
-@pytest.mark.parametrize("redirection", ["<<< 'x y'", ">& log", ">| log", "<> f", "< f", "2>&1"])
+@pytest.mark.parametrize(
+    "redirection",
+    ["<<< 'x y'", ">& log", ">| log", "<> f", "< f", "2>&1", "> >(tee -a log | cat) 2>&1"],
+)
 def test_a_redirection_is_dropped_with_its_word(redirection):
     spec, _ = converted_script(f"srun python train.py {redirection}")
     assert spec["args"] == ["train.py"]

@@ -36,6 +36,12 @@ def may_fail(statement: Statement) -> bool:
     )
 
 
+def chooses(statements: Sequence[Statement], apart: Sequence[Statement]) -> bool:
+    """Return True if the first statement chooses one of the two after it: `TEST && A || B`."""
+    ends = [one.end for one in statements[:2]]
+    return ends == ["&&", "||"] and [one in apart for one in statements] == [False, True, True]
+
+
 def join_chains(statements: Sequence[Statement], apart: Sequence[Statement]) -> list[Statement]:
     """Return statements, with those of a chain as one. Those of `apart` stay by themselves.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
-from ddpjob.convert.chains import is_test, join_chains, may_fail
+from ddpjob.convert.chains import chooses, is_test, join_chains, may_fail
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.marks import unmark
@@ -83,6 +83,7 @@ SIDECAR = "a sidecar in podTemplate.spec.containers"
 AFTERWARDS = "it ran after the training"
 AT_THE_END = "do it at the end of the script, on rank 0"
 UNREADABLE = "ddpjob convert does not read loops, conditions, functions and here-documents"
+CHOOSES = "it chose one of two trainings, and a DDPJob runs the same one on all nodes"
 ONLY_AFTER_FAILURE = "the training began only after its failure; in a DDPJob it always begins"
 ANOTHER_TRAINING = "it could be the training too"
 NO_INPUT = ("a process of a DDPJob has no input", "read the file in the script")
@@ -124,8 +125,11 @@ class Script:
         candidates = find_trainings(statements, self.launch.path, self.variables.known)
         chosen = most_likely(candidates)
         apart = [one.statement for one in candidates if one.starts_processes or one is chosen]
-        for statement in join_chains(statements, apart):
-            if statement == chosen.statement:
+        joined = join_chains(statements, apart)
+        for index, statement in enumerate(joined):
+            if chooses(joined[index : index + 3], apart):
+                self.drop(statement, CHOOSES)
+            elif statement == chosen.statement:
                 self._note_others(statement, len(candidates))
                 self._train(statement)
             elif statement in apart:
@@ -211,10 +215,11 @@ class Script:
         if not folder or not args or args[0].startswith(("/", "-")):
             return
         args[0] = posixpath.join(folder, args[0])
+        stays = draft.trainer.get("workingDir") or "that of the image"
         draft.note(
             f"{self.launch.path}: cd {folder}",
-            "the script is started by its path in this folder; the working directory stays that of "
-            "the image",
+            "the script is started by its path in this folder; the working directory stays "
+            f"{stays}",
             f"set workingDir of the container trainer, if the script needs {folder}",
         )
 

@@ -235,11 +235,11 @@ def _block(statements: Sequence[Statement], text: str) -> Statement:
 
 
 def _substitution_end(text: str, start: int) -> int:
-    """Return the end of a command substitution at `start`, or `start` without one."""
+    """Return the end of a command or process substitution at `start`, or `start` without one."""
     if text.startswith("`", start):
         end = text.find("`", start + 1)
         return end + 1 if end > 0 else start
-    if not text.startswith("$(", start):
+    if not text.startswith(("$(", "<(", ">("), start):
         return start
     depth = 0
     for index in range(start + 1, len(text)):
