@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from aiohttp import web
@@ -159,3 +160,94 @@ async def test_no_more_answers_are_kept_than_needed(agent, asking, monkeypatch):
     inquiries.ask(KEY, [question(str(number)) for number in range(5)])
     await asyncio.wait_for(looks.get(), 10)
     assert len(inquiries.answers(map(str, range(5)))) == 3
+
+
+# Agents without an answer, as behind a NetworkPolicy
+
+
+SILENT = ("ml", "silent")
+
+
+@pytest.fixture
+def get(monkeypatch):
+    """Let each question to a pod of `silent` hang, and answer all others. Return what was asked."""
+
+    class Network:
+        asked: ClassVar[list] = []
+        most = 0
+        now = 0
+
+    async def get(session, question):
+        Network.asked.append(question.uid)
+        if not question.uid.startswith("silent"):
+            return b'{"attempt": 0}'
+        Network.now += 1
+        Network.most = max(Network.most, Network.now)
+        try:
+            await asyncio.sleep(module.ANSWER_SECONDS)
+        finally:
+            Network.now -= 1
+        return b""
+
+    monkeypatch.setattr(module, "_get", get)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+    return Network
+
+
+def silent_questions(count, attempt=0):
+    return [question(f"silent-{number}", attempt) for number in range(count)]
+
+
+async def test_a_large_silent_job_does_not_delay_the_questions_to_others(get, asking):
+    inquiries, looks = asking
+    inquiries.ask(SILENT, silent_questions(1000))
+    await asyncio.sleep(0)
+    inquiries.ask(KEY, [question()])
+    assert await asyncio.wait_for(looks.get(), 10) == KEY
+    assert get.asked.index("a") <= module.OF_ONE_JOB
+    assert get.most == module.OF_ONE_JOB
+
+
+async def test_silent_jobs_take_turns_with_others(get, asking):
+    inquiries, looks = asking
+    for number in range(2 * module.AT_A_TIME):
+        inquiries.ask(("ml", f"silent-{number}"), [question(f"silent-{number}-{i}") for i in "ab"])
+    inquiries.ask(KEY, [question()])
+    assert await asyncio.wait_for(looks.get(), 10) == KEY
+    # The first half of them had free places for both questions, and the others one turn each.
+    assert len(get.asked) <= 3 * module.AT_A_TIME + 1
+    assert get.most <= module.AT_A_TIME
+
+
+async def test_a_pod_is_not_asked_again_while_its_question_waits(get, asking):
+    inquiries, _ = asking
+    for _ in range(5):
+        inquiries.ask(SILENT, silent_questions(20))
+        inquiries._clock.now += module.INTERVAL
+    assert (len(inquiries._waiting[SILENT]), len(inquiries._tasks)) == (16, 4)
+    while inquiries._tasks:
+        await asyncio.wait(inquiries._tasks)
+        await asyncio.sleep(0)
+    assert sorted(get.asked) == sorted({asked.uid for asked in silent_questions(20)})
+
+
+async def test_a_question_that_waits_is_about_the_present_attempt_and_pods(get, asking):
+    inquiries, _ = asking
+    inquiries.ask(SILENT, silent_questions(20))
+    inquiries.ask(SILENT, silent_questions(10, attempt=1)[4:])
+    waiting = inquiries._waiting[SILENT]
+    assert list(waiting) == [f"silent-{number}" for number in range(4, 10)]
+    assert {one.attempt for one in waiting.values()} == {1}
+    inquiries.ask(SILENT, [])
+    assert not inquiries._waiting
+    assert not inquiries._line
+
+
+async def test_the_answers_of_some_pods_do_not_wait_for_all_silent_ones(get, asking):
+    inquiries, looks = asking
+    inquiries.ask(SILENT, [question(), *silent_questions(1000)])
+    while looks.empty():
+        await asyncio.wait(inquiries._tasks, return_when=asyncio.FIRST_COMPLETED)
+        inquiries._clock.now += module.ANSWER_SECONDS
+    assert inquiries._waiting
+    assert inquiries.answers(["a"])
