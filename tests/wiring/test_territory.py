@@ -1,6 +1,7 @@
 """Two installations that watch one namespace: the later one does nothing there."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
@@ -155,6 +156,125 @@ async def test_looks_at_other_jobs_do_not_wait_for_a_mark_that_hangs(fake, insta
     assert await renewal
 
 
+# The mark changes between its GET and its PUT or POST
+
+
+def meanwhile(change):
+    """Return an answer of the API server after something else has changed."""
+
+    async def answer(request, proceed):
+        change()
+        return await proceed()
+
+    return answer
+
+
+@pytest.fixture
+def mark(fake):
+    """Return a function for writing the mark of an installation, as another process does."""
+
+    def write(holder):
+        metadata, spec = {"name": MARK, "namespace": "ml"}, {"holderIdentity": holder}
+        if fake.get("leases", MARK):
+            fake.change("leases", MARK, spec={**spec, "renewTime": str(fake.version)})
+        else:
+            fake.create("leases", {"metadata": metadata, "spec": spec})
+
+    return write
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_conflict_with_a_mark_of_the_same_installation_changes_nothing(
+    fake, installed, clock, mark, is_new
+):
+    first = installed("a/one")
+    if not is_new:
+        assert await first.serves("ml")
+        clock.now += RENEW_AFTER
+    fake.fault("PUT|POST", ".*/leases.*", meanwhile(lambda: mark("a/one")))
+    assert await first.serves("ml") is True
+    assert first.uid_of_mark("ml") == fake.get("leases", MARK)["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_conflict_with_a_mark_of_another_installation_ends_the_work(
+    fake, installed, clock, mark, is_new
+):
+    first = installed("a/one")
+    if not is_new:
+        assert await first.serves("ml")
+        clock.now += RENEW_AFTER
+    fake.fault("PUT|POST", ".*/leases.*", meanwhile(lambda: mark("b/two")))
+    assert await first.serves("ml") is False
+    assert "another installation of the operator, b/two" in await first.why_not("ml")
+
+
+async def test_after_a_conflict_with_a_mark_that_cannot_be_read_the_holder_is_unknown(
+    fake, installed, mark
+):
+    def change():
+        mark("b/two")
+        fake.fault("GET", ".*/leases/.*", refusal(500, "Broken"))
+
+    fake.fault("POST", ".*/leases", meanwhile(change))
+    first = installed("a/one")
+    assert await first.serves("ml") is None
+    assert await first.serves("ml") is False
+
+
+async def test_a_mark_without_a_holder_names_no_other_installation(fake, installed, mark):
+    mark("")
+    first = installed("a/one")
+    fake.fault("PUT", ".*/leases/.*", hanging_webhook(seconds=0.3))
+    claim = asyncio.create_task(first.serves("ml"))
+    await until(lambda: [asked for asked in fake.log if asked.method == "PUT"])
+    assert await first.serves("ml") is None
+    assert await claim
+
+
+async def test_a_mark_written_anew_has_its_uid_although_another_look_is_at_it(
+    fake, installed, clock
+):
+    first = installed("a/one")
+    assert await first.serves("ml")
+    old = first.uid_of_mark("ml")
+    clock.now += RENEW_AFTER
+    fake.fault("PUT", ".*/leases/.*", hanging_webhook(seconds=0.3))
+    asked = len(fake.log)
+    renewal = asyncio.create_task(first.serves("ml"))
+    await until(lambda: len(fake.log) == asked + 2)
+    anew = asyncio.create_task(first.mark_anew("ml"))
+    await asyncio.sleep(0)
+    # An object made meanwhile gets this owner.
+    assert first.uid_of_mark("ml") == old
+    await renewal
+    fake.remove("leases", MARK)
+    await anew
+    assert first.uid_of_mark("ml") == fake.get("leases", MARK)["metadata"]["uid"] != old
+
+
+async def test_a_mark_that_is_gone_and_cannot_be_written_has_no_uid(fake, installed):
+    first = installed("a/one")
+    assert await first.serves("ml")
+    fake.remove("leases", MARK)
+    fake.fault("POST", ".*/leases", refusal(422, "Denied"))
+    await first.mark_anew("ml")
+    # Objects with an owner that does not exist would be removed.
+    assert first.uid_of_mark("ml") == ""
+    assert await first.serves("ml")
+
+
+async def test_the_time_of_the_take_over_is_told(fake, installed, clock):
+    first, second = installed("a/one"), installed("b/two")
+    second.now = lambda: datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+    assert await first.serves("ml")
+    assert not await second.serves("ml")
+    clock.now += 60
+    assert "which is after 2026-11-21T12:02:00Z" in await second.why_not("ml")
+    clock.now += DURATION
+    assert "which is after 2026-11-21T12:00:00Z" in await second.why_not("ml")
+
+
 async def test_marks_of_namespaces_without_jobs_are_forgotten(installed):
     first = installed("a/one")
     assert await first.serves("ml")
@@ -178,6 +298,38 @@ async def test_a_job_of_another_installations_namespace_is_told_so(fake, operato
     assert "another installation of the operator, gone/operator" in event["message"]
     assert "takes over 180 s after that Lease was last renewed" in event["message"]
     assert (status(fake), fake.all("pods")) == ({}, [])
+
+
+def events_not_served(fake):
+    return [event for event in fake.all("events") if event["reason"] == "NotServed"]
+
+
+async def test_a_lease_that_another_installation_renews_is_one_obstacle(
+    fake, impatient, operator, mark
+):
+    mark("b/two")
+    fake.create("ddpjobs", a_job())
+    reads = set()
+
+    def was_renewed_often():
+        mark("b/two")
+        reads.add(sum(asked.method == "GET" and MARK in asked.path for asked in fake.log))
+        return len(reads) > 5
+
+    await until(was_renewed_often)
+    assert len(events_not_served(fake)) == 1
+
+
+async def test_a_job_that_was_served_in_between_is_told_again(
+    fake, impatient, operator, options, mark
+):
+    mark("b/two")
+    fake.create("ddpjobs", a_job())
+    await until(lambda: len(events_not_served(fake)) == 1)
+    mark(f"{options.lease_namespace}/{options.lease_name}")
+    await is_running(fake)
+    mark("b/two")
+    await until(lambda: len(events_not_served(fake)) == 2)
 
 
 # --- excluded namespaces
@@ -241,9 +393,10 @@ async def test_nothing_is_told_if_the_mark_of_an_excluded_namespace_cannot_be_re
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Let the operator look at unserved jobs after a short time."""
+    """Let the operator look at unserved jobs, and renew its marks, after a short time."""
     monkeypatch.setattr(reconcile, "CHECK_AFTER", 0.05)
     monkeypatch.setattr(territory, "CHECK_AFTER", 0.05)
+    monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
     monkeypatch.setattr(territory, "UNSERVED_WITHOUT_MARK", 0.05)
 
 
@@ -265,8 +418,7 @@ async def test_a_job_in_an_excluded_namespace_gets_an_event_and_no_pods(fake, im
 # Marks have a clock of their own
 
 
-async def test_a_mark_is_renewed_without_any_look_at_a_job(fake, impatient, operator, monkeypatch):
-    monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
+async def test_a_mark_is_renewed_without_any_look_at_a_job(fake, impatient, operator):
     job = fake.create("ddpjobs", a_job())
     await until(lambda: fake.all("pods"))
     # A finished job gets no look either.
@@ -281,9 +433,8 @@ async def test_a_mark_is_renewed_without_any_look_at_a_job(fake, impatient, oper
 
 
 async def test_a_job_that_needs_no_look_is_told_that_its_namespace_was_taken(
-    fake, impatient, operator, monkeypatch
+    fake, impatient, operator
 ):
-    monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     spec = {**fake.get("leases", MARK)["spec"], "holderIdentity": "b/other"}

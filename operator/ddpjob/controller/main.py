@@ -168,11 +168,11 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     api.on_answer = metrics.count_request
     queue.on_wait = metrics.waits.observe
     writer = Writer(api, lease)
-    reporter = Reporter(writer, identity)
+    reporter = Reporter(writer, identity, clock)
     installation = f"{options.lease_namespace}/{options.lease_name}"
     now = SteadyClock().now
     watched = extensions(api, cache, queue, options.namespaces, options.queues)
-    territory = Territory(writer, installation, clock, options.excluded)
+    territory = Territory(writer, installation, clock, options.excluded, now)
     actor = Actor(
         writer=writer,
         cache=cache,

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 # Seconds before the next look at a job while it is not known whether its namespace is served.
 CLAIM_INTERVAL = 0.5
 
+# The reason of the event of a job in a namespace that this installation does not serve.
+NOT_SERVED = "NotServed"
+
 # Seconds before the next look for the Workloads of removed jobs.
 ORPHAN_INTERVAL = 3.0
 
@@ -139,6 +142,7 @@ class Reconciler:
                 return
             self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
             return
+        self.actor.reporter.forget(seen.uid, NOT_SERVED)
         observation = self._observe(seen.value.unpack())
         if observation.status_is_behind:
             # A newer status exists, or a user has changed the status.
@@ -161,7 +165,9 @@ class Reconciler:
             return False
         message = await self.territory.why_not(job.namespace)
         if message:
-            await self.actor.reporter.post_once(job, "NotServed", message)
+            # The time in the message changes whenever the other installation renews its mark.
+            obstacle = self.territory.holder_of(job.namespace) or message
+            await self.actor.reporter.post_once(job, NOT_SERVED, message, obstacle)
         return True
 
     def _observe(self, job: Job) -> Observation:

@@ -11,14 +11,17 @@ An installation may exclude namespaces. It marks none of them, and does nothing 
 their marks: a job in a namespace without any installation gets an event about it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ddpjob.controller.clock import wall_time
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
+from ddpjob.core.api.times import format_time
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import LEASES
 from ddpjob.kube.request import Request, Verb
@@ -60,17 +63,20 @@ class Territory:
     """The marks of namespaces.
 
     `installation` names this installation, by the namespace and the name of its leader's Lease.
-    `excluded` are the namespaces in which it does nothing.
+    `excluded` are the namespaces in which it does nothing. `clock` gives monotonic seconds, `now`
+    the time of day.
     """
 
     writer: Writer
     installation: str
     clock: Callable[[], float]
     excluded: Set[str] = frozenset()
+    now: Callable[[], datetime] = wall_time
     marks: dict[str, Mark] = field(default_factory=dict)
     # The end of the pause before the mark of a namespace is tried again, in monotonic seconds.
     _unmarkable_until: dict[str, float] = field(default_factory=dict)
-    _claiming: set[str] = field(default_factory=set)
+    # The namespaces whose marks are being read or written, each with the end of that.
+    _claiming: dict[str, asyncio.Event] = field(default_factory=dict)
 
     async def serves(self, namespace: str) -> bool | None:
         """Return True if this installation serves the namespace. Raises LeaseLost.
@@ -81,7 +87,8 @@ class Territory:
         """
         if namespace in self.excluded:
             return False
-        mark = self.marks.get(namespace)
+        # A mark without a holder is as good as none.
+        mark = self.marks.get(namespace) if self.holder_of(namespace) else None
         age = self.clock() - mark.checked if mark else float("inf")
         is_own = self.has_mark(namespace)
         if age < (RENEW_AFTER if is_own else CHECK_AFTER):
@@ -91,19 +98,18 @@ class Territory:
         known = is_own if mark is not None and age < DURATION else None
         if namespace in self._claiming:
             return known
-        self._claiming.add(namespace)
+        ended = self._claiming[namespace] = asyncio.Event()
         try:
-            found = await self.writer.read(Request(Verb.GET, LEASES, namespace, MARK))
+            return await self._claim(namespace)
         except Unreachable as error:
             # The mark may be that of another installation.
             log.debug("cannot read the mark of namespace %s: %s", namespace, error)
             return known
         except ApiError as error:
             return self._serve_without_mark(namespace, error)
-        else:
-            return await self._claim(namespace, found)
         finally:
-            self._claiming.discard(namespace)
+            del self._claiming[namespace]
+            ended.set()
 
     async def why_not(self, namespace: str) -> str:
         """Return why this installation does not serve a namespace.
@@ -113,23 +119,37 @@ class Territory:
         """
         if namespace in self.excluded:
             return await self._why_excluded(namespace)
-        mark = self.marks.get(namespace)
+        mark = self.marks[namespace]
+        wait = max(0.0, mark.changed + DURATION - self.clock())
+        end = format_time(self.now() + timedelta(seconds=wait))
         return (
             f"the Lease {MARK} of this namespace names another installation of the operator, "
-            f"{mark.holder if mark else 'which has just written it'}: {self.installation} does "
-            f"nothing here, and takes over {DURATION:.0f} s after that Lease was last renewed. If "
-            "that installation does not exist any more, nothing else is to be done; else give each "
+            f"{mark.holder}: {self.installation} does nothing here, and takes over "
+            f"{DURATION:.0f} s after that Lease was last renewed, which is after {end}. If that "
+            "installation does not exist any more, nothing else is to be done; else give each "
             "installation its own watchNamespaces, or uninstall one"
         )
 
+    def holder_of(self, namespace: str) -> str:
+        """Return the installation in the mark of a namespace; empty if there is none."""
+        mark = self.marks.get(namespace)
+        return mark.holder if mark else ""
+
     def has_mark(self, namespace: str) -> bool:
         """Return True if this installation has marked the namespace, as far as is known."""
-        mark = self.marks.get(namespace)
-        return mark is not None and mark.holder == self.installation
+        return self.holder_of(namespace) == self.installation
 
     async def mark_anew(self, namespace: str) -> None:
-        """Read and write the mark at once. Raises LeaseLost."""
-        self.marks.pop(namespace, None)
+        """Read and write the mark at once, after the other look at it, if any. Raises LeaseLost.
+
+        Until then the mark keeps its UID: an object created meanwhile must have an owner.
+        """
+        while namespace in self._claiming:
+            await self._claiming[namespace].wait()
+        mark = self.marks.get(namespace)
+        if mark:
+            mark.checked = float("-inf")
+        self._unmarkable_until.pop(namespace, None)
         await self.serves(namespace)
 
     def uid_of_mark(self, namespace: str) -> str:
@@ -148,7 +168,7 @@ class Territory:
         mark = self.marks.get(namespace)
         if mark is None or self.clock() - mark.checked >= CHECK_AFTER:
             try:
-                found = await self.writer.read(Request(Verb.GET, LEASES, namespace, MARK))
+                found = await self._read(namespace)
             except CallFailed as error:
                 log.debug("cannot read the mark of namespace %s: %s", namespace, error)
                 return ""
@@ -162,24 +182,55 @@ class Territory:
             "the administrator to remove this one from excludedNamespaces"
         )
 
-    async def _claim(self, namespace: str, found: Mapping[str, Any] | None) -> bool:
+    async def _claim(self, namespace: str) -> bool | None:
         """Write the mark if it is this installation's or has no holder any more.
 
-        `found` is the Lease as it was just read.
+        Return whether the namespace is served; None if it is not known. Raises CallFailed if the
+        mark cannot be read.
+        """
+        found = await self._read(namespace)
+        try:
+            await self._write(namespace, found)
+        except CallFailed as error:
+            if found is None:
+                self.marks.pop(namespace, None)
+            if isinstance(error, ApiError) and error.status == 409:
+                return await self._compare(namespace, error)
+            return self._serve_without_mark(namespace, error)
+        return self.has_mark(namespace)
+
+    async def _read(self, namespace: str) -> Mapping[str, Any] | None:
+        return await self.writer.read(Request(Verb.GET, LEASES, namespace, MARK))
+
+    async def _write(self, namespace: str, found: Mapping[str, Any] | None) -> None:
+        """Write the mark, unless another installation holds it. `found` was just read."""
+        if found is None:
+            body = self._body(namespace)
+            made = await self.writer.write(Request(Verb.CREATE, LEASES, namespace, body=body))
+            self._see(namespace, made)
+        elif self._see(namespace, found).holder == self.installation:
+            await self._renew(namespace, found)
+        elif self._is_abandoned(namespace):
+            log.info("serving namespace %s, which %s has left", namespace, _holder(found))
+            await self._renew(namespace, found)
+
+    async def _compare(self, namespace: str, conflict: ApiError) -> bool | None:
+        """Return True if the mark is this installation's, although it could not be written.
+
+        Another writer was faster: another installation, another process of this one, or someone who
+        has only changed an annotation. Returns None if the mark has no holder or cannot be read.
         """
         try:
-            if found is None:
-                body = self._body(namespace)
-                made = await self.writer.write(Request(Verb.CREATE, LEASES, namespace, body=body))
-                self._see(namespace, made)
-            elif self._see(namespace, found).holder == self.installation:
-                await self._renew(namespace, found)
-            elif self._is_abandoned(namespace):
-                log.info("serving namespace %s, which %s has left", namespace, _holder(found))
-                await self._renew(namespace, found)
+            found = await self._read(namespace)
         except CallFailed as error:
-            return self._serve_without_mark(namespace, error)
-        return self.marks[namespace].holder == self.installation
+            log.debug("cannot read the mark of namespace %s: %s", namespace, error)
+            return None
+        if found is None:
+            return self._serve_without_mark(namespace, conflict)
+        if not _holder(found):
+            return None
+        self._see(namespace, found)
+        return self.has_mark(namespace)
 
     def _serve_without_mark(self, namespace: str, error: CallFailed) -> bool:
         """Return True if the namespace is served although its mark cannot be read or written.
@@ -187,11 +238,7 @@ class Territory:
         There may be no right to mark, the namespace may be ending, or a webhook may refuse the
         mark. Then another installation cannot be detected, and the jobs must not wait for it.
         """
-        if isinstance(error, ApiError) and error.status == 409:
-            # Another installation was faster.
-            return False
-        mark = self.marks.get(namespace)
-        if mark and mark.holder not in ("", self.installation):
+        if self.holder_of(namespace) not in ("", self.installation):
             return False
         log.debug("cannot mark namespace %s: %s", namespace, error)
         self._unmarkable_until[namespace] = self.clock() + RENEW_AFTER
