@@ -4,6 +4,7 @@ The work is counted in opcodes of Python, so the tests do not depend on the mach
 """
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from builders import (
@@ -21,7 +22,11 @@ from builders import (
     torchrun_summary,
 )
 
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.extension import Extension
 from ddpjob.controller.fair import FairLine
+from ddpjob.controller.lister import Lister
+from ddpjob.controller.reconcile import Reconciler
 from ddpjob.core.api.history import UnreachableNode
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import ClusterPolicy, observe
@@ -123,4 +128,54 @@ def test_the_next_of_twice_the_waiting_groups_is_no_more_work():
         return line
 
     small, large = (opcodes(drain, filled(size), size) for size in (100, 200))
+    assert large < 2.3 * small
+
+
+# Looks at the jobs of a namespace
+
+
+def jobs_in_namespaces(size):
+    """Return a cache with one job in each of so many namespaces."""
+    cache = Cache()
+    for number in range(size):
+        metadata = {"name": "digits", "namespace": f"team-{number:04}", "uid": f"uid-{number}"}
+        cache.jobs.see({"metadata": {**metadata, "resourceVersion": "1"}, "spec": {}})
+    return cache
+
+
+def look_with_lister(cache, queue):
+    """Look as at the start, with a page of pods for each namespace."""
+    lister = Lister(None, cache, queue, None)
+    return lister._pass
+
+
+def look_with_watched_lister(cache, queue):
+    return Lister(None, cache, queue, None, ("team-0000",))._note_listed
+
+
+def look_with_extension(cache, queue):
+    return Extension(None, cache, queue, None, None)._look_at_jobs
+
+
+def look_with_reconciler(cache, queue):
+    return Reconciler(None, cache, None, None, queue, *[None] * 5)._look_at_all
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [look_with_lister, look_with_watched_lister, look_with_extension, look_with_reconciler],
+)
+def test_looks_at_twice_the_namespaces_are_twice_the_work(looks):
+    def look_at_each(look, size):
+        for number in range(size):
+            look(f"team-{number:04}")
+
+    works = []
+    for size in (50, 100):
+        looked = []
+        look = looks(jobs_in_namespaces(size), SimpleNamespace(add=looked.append))
+        works.append(opcodes(look_at_each, look, size))
+        # A page of pods says that the namespaces before its last one are complete.
+        assert len(looked) == size - (looks is look_with_lister)
+    small, large = works
     assert large < 2.3 * small

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpjob.controller.cache import Cache
+from ddpjob.controller.cache import Cache, place_of
 from ddpjob.core.api import names
 from ddpjob.core.api.names import Identity
 from ddpjob.kube.kinds import NODES
@@ -98,6 +98,7 @@ def content(cache):
     assert {seen.uid for seen in cache.jobs.by_key.values()} == set(cache.jobs.objects)
     owned = [pod.uid for pods in cache.pods.by_owner.values() for pod in pods.values()]
     assert sorted(owned) == sorted(cache.pods.objects)
+    assert cache.jobs._places == sorted(map(place_of, cache.jobs.namespaces))
     stores = (cache.jobs, cache.pods)
     return {(uid, seen.version) for store in stores for uid, seen in store.objects.items()}
 
@@ -354,9 +355,13 @@ def test_a_node_that_is_gone_is_known_no_more():
 
 
 class CountedObjects(dict):
-    """Objects of a store, with the number of those that were looked at."""
+    """Objects of a store or of an index, with the number of those that were looked at."""
 
     looks = 0
+
+    def __iter__(self):
+        self.looks += len(self)
+        return super().__iter__()
 
     def __getitem__(self, uid):
         self.looks += 1
@@ -385,3 +390,31 @@ def test_a_list_of_one_namespace_looks_at_its_own_objects_only():
     assert len(cache.pods.objects) == 99
     assert cache.pods.drop_unlisted(frozenset(), 2, "team-7") == 1
     assert "team-7" not in cache.pods._of_namespace
+
+
+def test_the_news_of_a_node_look_at_its_own_pods_only():
+    cache = Cache()
+    for number in range(100):
+        pod = a_pod(f"uid-{number}", 1, f"job-{number}")
+        pod["spec"]["nodeName"] = f"node-{number // 2}"
+        cache.pods.see(pod)
+    indices = ("objects", "by_owner", "owners", "by_node")
+    for name in indices:
+        setattr(cache.pods, name, CountedObjects(getattr(cache.pods, name)))
+    keys = cache.keys_of(NODES, {"metadata": {"name": "node-7"}})
+    assert set(keys) == {("ml", "job-14"), ("ml", "job-15")}
+    assert sum(getattr(cache.pods, name).looks for name in indices) <= 2
+
+
+def test_the_jobs_of_namespaces_are_found_in_the_order_of_a_list():
+    cache = Cache()
+    for number, namespace in enumerate(("ml", "ml-dev", "ops", "a", "ml")):
+        job = a_job(f"uid-{number}", 1, f"job-{number}")
+        job["metadata"]["namespace"] = namespace
+        cache.jobs.see(job)
+    assert cache.jobs.keys_between("", "ml") == [("a", "job-3"), ("ml-dev", "job-1")]
+    assert sorted(cache.jobs.keys_between("ml", "ops")) == [("ml", "job-0"), ("ml", "job-4")]
+    cache.jobs.drop("uid-0")
+    cache.jobs.drop("uid-1")
+    assert cache.jobs.keys_between("", "ops") == [("a", "job-3"), ("ml", "job-4")]
+    assert len(cache.jobs.keys_in(None)) == 3

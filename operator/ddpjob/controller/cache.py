@@ -7,6 +7,7 @@ operator's own writes enter it too, so the next look at a job sees them.
 import pickle
 import sys
 import zlib
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -86,6 +87,14 @@ def key_of(job: Identity) -> Key:
     return job.namespace, job.name
 
 
+def place_of(namespace: str) -> str:
+    """Return the key by which a LIST sorts namespaces: `a-b` comes before `a`, as in etcd's keys.
+
+    No namespace has a place before that of an empty name.
+    """
+    return f"{namespace}/"
+
+
 def key_of_job(body: Dict) -> Key:
     name = body["metadata"]["name"]
     return namespace_of(body), str(name)
@@ -121,6 +130,8 @@ class Jobs(Store[KeptJob]):
 
     by_key: dict[Key, SeenJob] = field(default_factory=dict)
     contests: Contests = field(default_factory=Contests)
+    # The places of the namespaces with jobs, sorted.
+    _places: list[str] = field(default_factory=list)
 
     def see(self, body: Dict) -> bool:
         known = self.by_key.get(key_of_job(body))
@@ -138,8 +149,14 @@ class Jobs(Store[KeptJob]):
 
     def _add(self, seen: SeenJob) -> None:
         self.by_key[seen.value.key] = seen
+        place = place_of(seen.namespace)
+        number = bisect_left(self._places, place)
+        if self._places[number : number + 1] != [place]:
+            insort(self._places, place)
 
     def _remove(self, seen: SeenJob) -> None:
+        if seen.namespace not in self.namespaces:
+            del self._places[bisect_left(self._places, place_of(seen.namespace))]
         key = seen.value.key
         # Another job may have the name by now.
         if self.by_key.get(key) is seen:
@@ -150,6 +167,21 @@ class Jobs(Store[KeptJob]):
         if seen:
             self.contests.forget(identity_of(seen))
         return super().drop(uid, version)
+
+    def keys_in(self, namespace: str | None) -> list[Key]:
+        """Return the keys of the jobs of a namespace, or of all."""
+        return [self.objects[uid].value.key for uid in self._uids(namespace)]
+
+    def keys_between(self, first: str, last: str) -> list[Key]:
+        """Return the keys of the jobs of the namespaces from `first` on and before `last`.
+
+        The order is that of a LIST.
+        """
+        begin, end = (bisect_left(self._places, place_of(name)) for name in (first, last))
+        keys = []
+        for place in self._places[begin:end]:
+            keys += self.keys_in(place.rstrip("/"))
+        return keys
 
 
 @dataclass

@@ -177,9 +177,8 @@ class Extension:
             self._become(ApiState.SERVED)
 
     def _look_at_jobs(self, namespace: str | None = None) -> None:
-        for key in self.cache.jobs.by_key:
-            if namespace in (None, key[0]):
-                self.queue.add(key)
+        for key in self.cache.jobs.keys_in(namespace):
+            self.queue.add(key)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache, Key, place_of
 from ddpjob.controller.errors import CannotRun, MoreIsReadable
 from ddpjob.controller.store import namespace_of, uid_of
 from ddpjob.controller.workqueue import WorkQueue
@@ -95,7 +95,7 @@ class Lister:
             return namespace in self._listed
         if self._complete:
             return True
-        return _place(namespace) < _place(self._passed)
+        return place_of(namespace) < place_of(self._passed)
 
     @property
     def readable(self) -> list[str]:
@@ -304,23 +304,13 @@ class Lister:
         if namespace in self._listed and namespace not in self.unreadable:
             return
         self._listed.add(namespace)
-        for key in self.cache.jobs.by_key:
-            if key[0] == namespace:
-                self.queue.add(key)
+        for key in self.cache.jobs.keys_in(namespace):
+            self.queue.add(key)
 
     def _pass(self, namespace: str) -> None:
         """Look at the jobs of namespaces before this one in a LIST: all their pods are known."""
-        if self._complete or self.namespaces or _place(namespace) <= _place(self._passed):
+        if self._complete or self.namespaces or place_of(namespace) <= place_of(self._passed):
             return
-        for key in self.cache.jobs.by_key:
-            if _place(self._passed) <= _place(key[0]) < _place(namespace):
-                self.queue.add(key)
+        for key in self.cache.jobs.keys_between(self._passed, namespace):
+            self.queue.add(key)
         self._passed = namespace
-
-
-def _place(namespace: str) -> str:
-    """Return the key by which a LIST sorts namespaces: `a-b` comes before `a`, as in etcd's keys.
-
-    No namespace has a place before that of an empty name.
-    """
-    return f"{namespace}/"

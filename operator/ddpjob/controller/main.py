@@ -188,9 +188,8 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
 
     def forget_what_is_gone() -> None:
         actor.forget_removed_jobs()
-        with_jobs = {namespace for namespace, _ in cache.jobs.by_key}
-        territory.forget_others(with_jobs)
-        actor.creator.forget_others(with_jobs)
+        territory.forget_others(cache.jobs.namespaces)
+        actor.creator.forget_others(cache.jobs.namespaces)
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
     reconciler = Reconciler(

@@ -68,8 +68,8 @@ class Reconciler:
         """
         while True:
             await asyncio.sleep(CHECK_AFTER)
-            namespaces = {namespace for namespace, _ in self.cache.jobs.by_key}
-            await run_all(self._keep_mark(namespace) for namespace in sorted(namespaces))
+            namespaces = sorted(self.cache.jobs.namespaces)
+            await run_all(self._keep_mark(namespace) for namespace in namespaces)
 
     async def _keep_mark(self, namespace: str) -> None:
         """Renew one mark. If it is lost, look at the jobs: each then gets an event."""
@@ -88,9 +88,8 @@ class Reconciler:
                 self._look_at_all(namespace)
 
     def _look_at_all(self, namespace: str) -> None:
-        for key in self.cache.jobs.by_key:
-            if key[0] == namespace:
-                self.queue.add(key)
+        for key in self.cache.jobs.keys_in(namespace):
+            self.queue.add(key)
 
     async def _reconcile(self, key: Key) -> None:
         """Look at one job, and give its key back. Raises LeaseLost."""

@@ -100,6 +100,11 @@ class Store(Generic[Value]):
         self.see(body)
         return uid in self.objects
 
+    @property
+    def namespaces(self) -> Set[str]:
+        """Return the namespaces with objects."""
+        return self._of_namespace.keys()
+
     def count(self, namespace: str | None) -> int:
         """Return how many objects a namespace has, or all namespaces together."""
         return len(self._uids(namespace))
