@@ -163,7 +163,78 @@ def test_the_first_attempt_finds_what_an_init_container_has_prepared(folder):
     assert (folder / "work" / "prepared").exists()
 
 
-def test_locks_of_extensions_are_removed(tmp_path):
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Return a function for setting the mounts by their points and sources; "/" is always there."""
+
+    def write(*mounts):
+        lines = ["20 1 0:30 / / rw,relatime - overlay overlay rw"]
+        lines += [f"21 20 0:31 {source} {point} rw - ext4 /dev/x rw" for point, source in mounts]
+        path = tmp_path / "mountinfo"
+        path.write_text("\n".join([*lines, "22 20"]))
+        monkeypatch.setattr(place, "MOUNTS", str(path))
+
+    write()
+    return write
+
+
+KUBELET = "/var/lib/kubelet/pods/uid/volumes"
+OWN = f"{KUBELET}/kubernetes.io~empty-dir/cache"
+SHARED = f"{KUBELET}/kubernetes.io~csi/pvc-1/mount"
+
+
+def lock_in(folder):
+    path = folder / "op/lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sources", "is_removed"),
+    [
+        ([], True),
+        ([OWN], True),
+        ([f"{OWN}/sub"], True),
+        ([SHARED], False),
+        # A volume of the whole file system, as of NFS; a folder of the node; a volume over another.
+        (["/"], False),
+        (["/data/home"], False),
+        ([OWN, SHARED], False),
+        ([SHARED, OWN], True),
+    ],
+)
+def test_locks_on_a_volume_that_other_pods_may_have_stay(tmp_path, table, sources, is_removed):
+    given, cache = tmp_path / "given", tmp_path / "a cache"
+    locks = [lock_in(given), lock_in(cache / "torch_extensions/py311_cpu")]
+    points = [given, str(cache).replace(" ", "\\040")]
+    table(*[(point, source) for source in sources for point in points])
+    place.remove_locks({"TORCH_EXTENSIONS_DIR": str(given), "XDG_CACHE_HOME": str(cache)})
+    assert [path.exists() for path in locks] == [not is_removed] * 2
+
+
+def test_the_locks_behind_a_link_to_a_volume_stay(tmp_path, table):
+    lock = lock_in(tmp_path / "claim")
+    (tmp_path / "home").symlink_to(tmp_path / "claim")
+    table((tmp_path / "claim", SHARED), (f"{tmp_path}/hom", OWN))
+    place.remove_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path / "home")})
+    assert lock.exists()
+
+
+def test_without_a_table_of_mounts_locks_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "MOUNTS", str(tmp_path / "missing"))
+    lock = lock_in(tmp_path / "given")
+    place.remove_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path / "given")})
+    assert lock.exists()
+
+
+def test_the_table_of_this_machine_is_understood():
+    # A point that is not understood would let a volume pass as the container's own file system.
+    assert not place.is_own(Path("/proc/self"))
+    assert not place.is_own(Path("/dev/shm"))
+
+
+def test_locks_of_extensions_are_removed(tmp_path, table):
     given, cache = tmp_path / "given", tmp_path / "cache"
     locks = [given / "op/lock", cache / "torch_extensions/py311_cpu/op/lock"]
     others = [given / "op/op.so", cache / "torch_extensions/py311_cpu/op/deeper/lock"]
@@ -174,7 +245,7 @@ def test_locks_of_extensions_are_removed(tmp_path):
     assert [path.exists() for path in (*locks, *others)] == [False, False, True, True]
 
 
-def test_the_locks_are_where_torch_makes_them(tmp_path, monkeypatch):
+def test_the_locks_are_where_torch_makes_them(tmp_path, monkeypatch, table):
     extension = pytest.importorskip("torch.utils.cpp_extension")
     for variables in ({"XDG_CACHE_HOME": str(tmp_path)}, {"TORCH_EXTENSIONS_DIR": str(tmp_path)}):
         for name, value in variables.items():

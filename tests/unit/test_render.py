@@ -227,7 +227,7 @@ def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_name
     config_map = agent_config_map("ml", "uid-of-lease")
     assert config_map["immutable"] is True
     assert {"agent.py", "zygote.py", "start.sh", "words.json"} <= set(config_map["data"])
-    assert sum(map(len, config_map["data"].values())) < 128_000
+    assert sum(map(len, config_map["data"].values())) < 132_000
     (owner,) = config_map["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Lease", "uid-of-lease")
     assert "ownerReferences" not in agent_config_map("ml", "")["metadata"]

@@ -23,6 +23,13 @@ LAST = "work.last"
 CODE = "work.code"
 CACHE = "cache"
 
+# The mounts of this process, and two columns of this table: see proc_pid_mountinfo(5). Kubernetes'
+# paths of emptyDirs on disk have this part.
+MOUNTS = "/proc/self/mountinfo"
+SOURCE = 3
+POINT = 4
+EMPTY_DIR = b"/kubernetes.io~empty-dir/"
+
 # System V IPC: the tables in /proc of each kind, and numbers of C. GETPID is the process of the
 # last operation on a semaphore.
 SYSV = "/proc/sysvipc"
@@ -146,7 +153,10 @@ def is_folder(path: Path) -> bool:
 
 
 def remove_locks(env: Mapping[str, str]) -> None:
-    """Remove the locks of torch.utils.cpp_extension (FileBaton). No other process releases them."""
+    """Remove the locks of torch.utils.cpp_extension (FileBaton). No other process releases them.
+
+    Those on a volume stay: another pod may hold them.
+    """
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Its folders are named by the versions of Python and CUDA.
     locks = list(Path(cache, "torch_extensions").glob("*/*/lock"))
@@ -154,8 +164,27 @@ def remove_locks(env: Mapping[str, str]) -> None:
     if given:
         locks += Path(given).glob("*/lock")
     for path in locks:
-        with suppress(OSError):
-            path.unlink()
+        if is_own(path.parent):
+            with suppress(OSError):
+                path.unlink()
+
+
+def is_own(folder: Path) -> bool:
+    """Return True if a folder is in the container's own file system, or in an emptyDir on disk."""
+    path = os.fsencode(os.path.realpath(folder))
+    inner, source = b"", b""
+    for line in read_file(MOUNTS).splitlines():
+        fields = line.split(b" ")
+        if len(fields) <= POINT:
+            # The last line of a very long table is cut off.
+            continue
+        # Spaces and backslashes are written as octal numbers.
+        point = fields[POINT].decode("unicode_escape").encode("latin-1")
+        is_inside = (path + b"/").startswith(point.rstrip(b"/") + b"/")
+        # Of several mounts at one point, the last one is visible.
+        if is_inside and len(point) >= len(inner):
+            inner, source = point, fields[SOURCE]
+    return inner == b"/" or EMPTY_DIR in source
 
 
 def remove_segments() -> None:
