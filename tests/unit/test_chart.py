@@ -365,9 +365,8 @@ def test_all_objects_have_the_common_labels_and_annotations() -> None:
     manifests = rendered(*ALL_OBJECTS, "commonLabels.team=a", "commonAnnotations.by=b")
     for manifest in manifests:
         metadata = manifest["metadata"]
-        if "helm.sh/hook" not in metadata.get("annotations", {}):
-            assert metadata["labels"]["team"] == "a", manifest["kind"]
-            assert metadata["annotations"]["by"] == "b", manifest["kind"]
+        assert metadata["labels"]["team"] == "a", manifest["kind"]
+        assert metadata["annotations"]["by"] == "b", manifest["kind"]
     pod = only(manifests, "Deployment")["spec"]["template"]["metadata"]
     assert (pod["labels"]["team"], pod["annotations"]["by"]) == ("a", "b")
 
@@ -377,6 +376,22 @@ def test_a_common_label_cannot_replace_one_of_the_chart() -> None:
     for manifest in manifests:
         labels = manifest["metadata"].get("labels", {})
         assert labels.get("app.kubernetes.io/name") != "mine", manifest["kind"]
+
+
+def test_the_pod_of_the_test_is_none_of_the_operators() -> None:
+    manifests = rendered(r"commonLabels.app\.kubernetes\.io/name=ddpjob-operator")
+    pods = [one for one in manifests if one["kind"] == "Pod"]
+    selector = only(manifests, "Service")["spec"]["selector"]
+    assert [selector.items() <= pod["metadata"]["labels"].items() for pod in pods] == [False]
+
+
+def test_common_annotations_do_not_change_the_order_of_the_tests_objects() -> None:
+    manifests = template(r"--set-string=commonAnnotations.helm\.sh/hook-weight=5")
+    hooks = [
+        one["metadata"]["annotations"] for one in manifests if "-test" in one["metadata"]["name"]
+    ]
+    weights = [annotations["helm.sh/hook-weight"] for annotations in hooks]
+    assert weights == ["-1", "-1", "-1", "0"]
 
 
 def test_a_label_by_which_the_deployment_finds_its_pods_cannot_be_replaced() -> None:
