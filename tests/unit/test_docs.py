@@ -11,7 +11,6 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.families import families_of_jobs
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core.api.reasons import Reason
-from ddpjob.kube.api import FIRST_PAGE
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/users/operations.md").read_text()
@@ -53,15 +52,3 @@ def test_each_metric_is_described():
     names |= set(families_of_jobs())
     described = set(re.findall(r"`(ddpjob_\w+)[`{]", OPERATIONS))
     assert names <= described, f"{names - described} are missing"
-
-
-@pytest.mark.parametrize(
-    ("page", "sentence"),
-    [
-        ("developers/evidence.md", "one object of each kind with more than {number},"),
-        ("decisions/0002-kopf-only-watches.md", "Of a kind with at most {number} objects the"),
-    ],
-)
-def test_the_number_of_objects_that_are_all_listed_each_minute_is_told(page, sentence):
-    words = (ROOT / "docs" / page).read_text().split()
-    assert sentence.format(number=FIRST_PAGE) in " ".join(words)

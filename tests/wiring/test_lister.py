@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 from fake_api import refusal
@@ -18,6 +19,7 @@ from ddpjob.kube.errors import ApiError
 from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED
 
 PODS_PATH = "/api/v1/pods"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -337,3 +339,15 @@ async def test_everything_is_listed_once_more_after_kopf_has_listed(fake, a_list
     found.note_event(JOBS, is_listed=True)
     await found.take_turn()
     assert not found.cache.job(("ml", "one"))
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("developers/evidence.md", "one object of each kind with more than {number},"),
+        ("decisions/0002-kopf-only-watches.md", "Of a kind with at most {number} objects the"),
+    ],
+)
+def test_the_number_of_objects_that_are_all_listed_each_minute_is_told(page, sentence):
+    words = (DOCS / page).read_text().split()
+    assert sentence.format(number=client.FIRST_PAGE) in " ".join(words)
