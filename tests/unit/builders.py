@@ -447,6 +447,14 @@ def shut_down():
     return {**ended_pod, "conditions": [target]}
 
 
+def preempted_by_kubelet():
+    """Return the status of a pod ended by its kubelet for a critical pod."""
+    message = "Preempted in order to admit critical pod"
+    target = disruption_target("TerminationByKubelet", message)
+    ended_pod = {**ended(143), "phase": "Failed", "reason": "Preempting", "message": message}
+    return {**ended_pod, "conditions": [target]}
+
+
 def over_own_limit(message="Usage of EmptyDir volume exceeds the limit 1Gi.", **fields):
     """Return the status after the kubelet evicted a pod for exceeding a limit of its own."""
     return {**ended(137, **fields), "phase": "Failed", "reason": "Evicted", "message": message}

@@ -18,6 +18,8 @@ from builders import (
     oom_killed,
     over_own_limit,
     plan_for,
+    preempted_by_kubelet,
+    rejected_by_kubelet,
     restarts_by_budget,
     running,
     succeeded,
@@ -312,16 +314,22 @@ def test_a_rendezvous_that_timed_out_waits_before_it_is_tried_again():
     assert (budgets_used(plan), plan.status.backoff) == ((0, 0), Backoff(2, at(10)))
 
 
-REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}
+KUBELET_ENDS = [
+    rejected_by_kubelet(),
+    # The node is under pressure, so no container is created.
+    rejected_by_kubelet("Evicted"),
+    preempted_by_kubelet(),
+]
 
 
-def test_attempts_that_a_kubelet_rejects_use_no_budget_and_wait_longer_each_time():
+@pytest.mark.parametrize("rejected", KUBELET_ENDS, ids=lambda status: status["reason"])
+def test_attempts_that_a_kubelet_rejects_use_no_budget_and_wait_longer_each_time(rejected):
     spec = with_policy(maxDisruptions=0, maxRestarts=0)
     waits = []
     backoff = Backoff()
     for attempt in range(4):
         job = a_running_job(spec=spec, attempt=attempt, ran=False, backoff=backoff)
-        pods = a_pod(0, REJECTED, attempt=attempt), a_pod(1, waiting(), attempt=attempt)
+        pods = a_pod(0, rejected, attempt=attempt), a_pod(1, waiting(), attempt=attempt)
         plan = plan_for(job, *pods)
         assert (plan.status.attempt.number, budgets_used(plan)) == (attempt + 1, (0, 0))
         backoff = plan.status.backoff
@@ -335,14 +343,29 @@ def test_an_attempt_that_ran_ends_the_series_of_rejected_ones():
     assert (plan.status.backoff, budgets_used(plan)) == (Backoff(), (0, 1))
 
 
-def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
+def test_a_script_that_goes_missing_later_is_tried_again_without_a_budget():
     # A claim was not mounted, for example.
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("no-script")))
-    plan = plan_for(a_running_job(seconds={"training": 3600}), *pods)
-    assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (1, 0))
+    spec = with_policy(maxRestarts=0)
+    job = a_running_job(spec=spec, seconds={"training": 3600}, backoff=Backoff(2))
+    plan = plan_for(job, *pods)
+    assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (0, 0))
+    assert plan.status.last_failure.reason == Reason.SCRIPT_NOT_FOUND
+    assert plan.status.backoff == Backoff(3, at(20))
     # If its pods were only rejected before, the job has not shown that the script exists.
     job = a_running_job(attempts=(EndedAttempt(0, "Disruption"),))
     assert plan_for(job, *pods).status.reason == Reason.SCRIPT_NOT_FOUND
+
+
+@pytest.mark.parametrize("reason", ["StartError", "ContainerCannotRun"])
+def test_a_container_that_cannot_start_is_the_fault_of_the_job_only_before_it_trained(reason):
+    pods = a_pod(0, running()), a_pod(1, ended(128, "driver not loaded", reason=reason))
+    fields = {"spec": with_policy(maxRestarts=1), "ran": False, "undecided_since": at(-10)}
+    plan = plan_for(a_running_job(seconds={"training": 3600}, **fields), *pods)
+    assert (plan.status.last_failure.cause, budgets_used(plan)) == ("Disruption", (0, 0))
+    assert "could not start pod digits-0-1: driver not loaded" in plan.status.last_failure.message
+    plan = plan_for(a_running_job(**fields), *pods)
+    assert (plan.status.last_failure.cause, budgets_used(plan)) == ("Failure", (1, 0))
 
 
 def test_a_peer_that_is_lost_before_all_nodes_ran_uses_the_budget():
@@ -357,7 +380,7 @@ def test_a_peer_that_is_lost_before_all_nodes_ran_uses_the_budget():
 def test_the_startup_deadline_goes_on_over_attempts_that_use_no_budget():
     spec = with_policy(maxDisruptions=0)
     job = a_running_job(spec=spec, ran=False, starting_since=NOW)
-    pods = a_pod(0, REJECTED), a_pod(1, waiting())
+    pods = a_pod(0, rejected_by_kubelet()), a_pod(1, waiting())
     plan = plan_for(job, *pods, now=at(30))
     assert (budgets_used(plan), plan.status.attempt.starting_seconds) == ((0, 0), 30)
 

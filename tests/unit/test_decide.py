@@ -409,6 +409,15 @@ def test_an_invalid_pod_of_a_job_that_had_pods_is_tried_again(status, pods):
     assert later.new_pods
 
 
+def test_a_job_had_pods_from_the_first_look_at_one_of_them():
+    # Its Kubernetes node goes before the next pod is refused for good.
+    first = plan_for(a_job(status=a_status(ran=False, latched=False)), a_pod(0, running()))
+    assert first.status.attempt.had_pods
+    refusal = a_refusal(Reason.INVALID_POD, "denied", final=True)
+    plan = plan_for(a_job(status=first.status), refusal=refusal, now=at(7))
+    assert plan.status.phase == Phase.PENDING
+
+
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
     # A pod with changed labels is not in the cache. Its trainer still runs.
     plan = plan_for(a_running_job(), a_pod(0, failed(FAILURE)))

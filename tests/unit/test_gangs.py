@@ -186,6 +186,14 @@ def test_a_quota_is_shared_within_a_namespace():
     assert in_the_way(younger, a_gang("older", namespace="other", **UNDER_QUOTA)) is None
 
 
+def test_a_gang_under_a_quota_holds_nodes_for_jobs_of_its_namespace_only():
+    younger = a_gang("younger", 10, **UNDER_QUOTA)
+    assert in_the_way(younger, a_gang("older", namespace="other")) is None
+    oldest = a_gang("oldest", -10, namespace="other")
+    assert in_the_way(younger, a_gang("older"), oldest) == "older"
+    assert in_the_way(a_gang("younger", 10), a_gang("older", namespace="other")) == "older"
+
+
 def test_a_gang_that_lacks_nothing_is_in_nobodys_way():
     gang = a_gang("gang", why=running())
     assert (gang.lacks, gang.holds) == (frozenset(), frozenset())

@@ -539,9 +539,18 @@ def test_a_label_that_cannot_be_written_is_the_reason():
     refusal = Refusal(Reason.FORBIDDEN, "ddpjobs is forbidden", at(30))
     plan = decide_for(a_new_job(), queue=None, has_default_queue=True, refusal=refusal)
     assert (plan.status.reason, plan.join_queue, plan.create) == (Reason.FORBIDDEN, "", ())
+    assert plan.status.attempt.number is None
+    # No pod comes before the label.
+    again = decide_for(
+        replace(a_new_job(), status=plan.status),
+        queue=None,
+        has_default_queue=True,
+        refusal=replace(refusal, retry_at=NOW),
+    )
+    assert (again.join_queue, again.create) == ("default", ())
 
 
-def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_deleted():
+def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_made_again():
     marks = {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
     host = "kubernetes.io/hostname"
     workload = a_workload(**GRANTED)
@@ -556,9 +565,17 @@ def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_deleted():
     for pod in pods:
         pod["metadata"]["annotations"] = marks
     job = a_job_without_queue(
-        status=a_status(ran=False, latched=False, place=Place(1, "uid-1")),
+        status=a_status(ran=False, place=Place(1, "uid-1")),
         scheduling={"topology": {"preferred": "rack"}},
     )
     workload["spec"]["podSets"][0]["topologyRequest"] = {"preferred": "rack"}
     plan = decide_for(job, workload, pods=pods)
     assert [delete.name for delete in plan.delete] == ["digits-0-0"]
+    job = replace(job, status=plan.status)
+    # Its deletion takes a moment.
+    dying = a_pod(0, nodeSelector={host: "node-a"}, deleted_at=NOW)
+    dying["metadata"]["annotations"] = marks
+    plan = decide_for(job, workload, pods=[dying, pods[1]])
+    assert (plan.delete, plan.status.attempt.latched) == ((), False)
+    plan = decide_for(replace(job, status=plan.status), workload, pods=pods[1:])
+    assert (plan.new_pods, plan.status.attempt.number) == ((0,), 0)

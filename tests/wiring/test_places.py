@@ -10,12 +10,13 @@ from extensions import Known
 
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import Refused
-from ddpjob.controller.places import Places
+from ddpjob.controller.places import Outcome, Places
 from ddpjob.core.api.history import Place
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Demand, new_workload
+from ddpjob.core.api.kueue import LABEL_JOB_UID, Demand, new_workload, read_workload
 from ddpjob.core.api.status import PodCounts
 from ddpjob.core.observe.observation import ApiState
+from ddpjob.core.plan import PlaceAction, PlaceStep
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
 from ddpjob.kube.request import Verb
@@ -135,6 +136,8 @@ class Server:
 
     async def write(self, request: Any) -> dict[str, Any]:
         self.verbs.append(request.verb)
+        if request.verb is Verb.CREATE:
+            raise ApiError(409, "AlreadyExists", "it exists")
         self.written.append(request.body)
         metadata = {**self.workload["metadata"], "resourceVersion": "9"}
         return {**self.workload, "metadata": metadata}
@@ -142,6 +145,11 @@ class Server:
 
 def without_owner(body: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"}
+    return {**body, "metadata": metadata}
+
+
+def without_label(body: dict[str, Any]) -> dict[str, Any]:
+    metadata = {**body["metadata"], "labels": {LABEL_JOB_UID: "uid"}}
     return {**body, "metadata": metadata}
 
 
@@ -182,7 +190,7 @@ async def test_a_workload_orphaned_with_its_pods_is_let_go_after_them(runs: bool
 
 async def test_a_workload_without_its_label_gets_it_again_and_is_no_lost_place() -> None:
     job = a_job(TEAM)
-    body = a_workload(job)
+    body = without_label(a_workload(job))
     placed = replace(job, status=replace(job.status, place=Place(1, "w")))
     cache = Cache()
     server = Server(body, [])
@@ -192,3 +200,41 @@ async def test_a_workload_without_its_label_gets_it_again_and_is_no_lost_place()
     assert cache.workload_of(placed)
     other = replace(job, status=replace(job.status, place=Place(1, "another")))
     assert not await with_server(Cache(), server).recover(other)
+
+
+async def test_a_workload_that_lost_its_label_before_it_was_admitted_gets_it_again() -> None:
+    job = a_job(TEAM)
+    server = Server(without_label(a_workload(job)), [])
+    cache = Cache()
+    await with_server(cache, server).take(job, PlaceStep(PlaceAction.CREATE))
+    assert server.verbs == [Verb.CREATE, Verb.MERGE]
+    assert cache.workload_of(job)
+
+
+async def test_a_workload_of_the_same_name_and_another_owner_is_refused() -> None:
+    job = a_job(TEAM)
+    body = without_owner(a_workload(job))
+    # Only the label with the UID is that of the job.
+    body["metadata"]["labels"] = {"ddpjob.dev/job": "other", LABEL_JOB_UID: "uid"}
+    step = PlaceStep(PlaceAction.CREATE)
+    with pytest.raises(Refused, match="is not of this job; delete it"):
+        await with_server(Cache(), Server(body, [])).take(job, step)
+
+
+# Somebody may have changed its labels.
+@pytest.mark.parametrize("labels", [{"ddpjob.dev/attempt": "0", "ddpjob.dev/index": "0"}, {}])
+async def test_room_is_in_use_until_all_containers_of_a_pod_have_ended(
+    labels: dict[str, str],
+) -> None:
+    """A native sidecar may run on after the trainer."""
+    job = a_job(TEAM)
+    pod = a_pod_without_owner(runs=False)
+    owner = a_workload(job)["metadata"]["ownerReferences"]
+    pod["metadata"] |= {"labels": labels, "ownerReferences": owner}
+    body = a_workload(job, "Finished")
+    (workload,) = filter(None, [read_workload(body)])
+    step = PlaceStep(PlaceAction.FINISH, workload)
+    for phase, outcome in (("Running", Outcome.IN_USE), ("Succeeded", Outcome.DONE)):
+        pod["status"]["phase"] = phase
+        found = with_server(Cache(), Server(body, [pod]))
+        assert await found.take(job, step) is outcome

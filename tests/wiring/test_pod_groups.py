@@ -189,6 +189,15 @@ async def test_a_replaced_pod_gets_the_group_of_those_that_stay() -> None:
     assert server.written == []
 
 
+async def test_a_deleted_group_of_pods_that_stay_is_created_again_before_a_pod_joins_it() -> None:
+    cache = Cache()
+    see_pod(cache, 0, "digits-7")
+    server = Server()
+    found = await pod_groups(server, cache, **NATIVE).group_for(a_job())
+    assert found == GroupName("Kubernetes", "digits-7")
+    assert server.asked == ["CREATE digits-7"]
+
+
 async def test_a_pod_that_joins_pods_without_a_group_has_none_either() -> None:
     # It would wait for ever for others in its group.
     cache = Cache()

@@ -28,7 +28,7 @@ from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import ApiState, Node, NodeHealth
-from ddpjob.core.observe.pods import read_pod
+from ddpjob.core.observe.pods import uses_quota
 from ddpjob.core.plan import PlaceAction, PlaceStep
 from ddpjob.core.render.merged_pod import HOST_NAME
 from ddpjob.core.render.objects import pod_template
@@ -94,21 +94,31 @@ class Places:
     async def recover(self, job: Job) -> bool:
         """Find the Workload of a job's place again, if it only seems to be gone.
 
-        Someone may have taken off the label by which the operator watches it. Return True if it was
-        found: it has its label again.
+        Return True if it was found: the operator watches it again.
         """
         place = job.status.place
-        if not place.uid or self.cache.workload_of(job):
+        if not place.number or self.cache.workload_of(job):
             return False
         name = kueue.workload_name(job.name, job.uid, place.number)
         request = Request(Verb.GET, WORKLOADS, job.namespace, name)
-        found = kueue.read_workload(await self.writer.read(request) or {})
-        if found is None or (found.job_uid, found.uid) != (job.uid, place.uid):
+        body = await self.writer.read(request) or {}
+        found = kueue.read_workload(body)
+        if found is None or found.job != job.identity or place.uid not in ("", found.uid):
             return False
+        return self.cache.workloads.restore(await self._with_label(body, found))
+
+    async def _with_label(self, body: Dict, workload: Workload) -> Dict:
+        """Return a Workload with the label by which the operator watches it.
+
+        A person or a policy may have taken it off.
+        """
         label = {names.LABEL_MANAGED_BY: names.MANAGER}
-        body = {"metadata": {**_as_seen(found), "labels": label}}
-        request = Request(Verb.MERGE, WORKLOADS, job.namespace, name, body=body)
-        return self.cache.workloads.restore(await self.writer.write(request))
+        if label.items() <= child(child(body, "metadata"), "labels").items():
+            return body
+        body = {"metadata": {**_as_seen(workload), "labels": label}}
+        place = (workload.namespace, workload.name)
+        written: Dict = await self.writer.write(Request(Verb.MERGE, WORKLOADS, *place, body=body))
+        return written
 
     async def _create(self, job: Job) -> None:
         """Ask for room. An existing Workload of this number is the answer to an earlier request."""
@@ -133,11 +143,15 @@ class Places:
             # It was removed meanwhile.
             return
         found = kueue.read_workload(created)
-        if found is None or found.job_uid != job.uid:
+        if found is None or found.job != job.identity:
             raise Refused(
                 Reason.NO_QUEUE,
                 f"Workload {name} exists, and is not of this job; delete it",
             )
+        try:
+            created = await self._with_label(created, found)
+        except ApiError as error:
+            raise refused_or_error(error) from error
         self.cache.workloads.restore(created)
 
     async def _priority(self, queue: Queue, template: Dict) -> Priority | None:
@@ -156,7 +170,7 @@ class Places:
         return Priority(int(found.get("value", 0)), kind.group, word, name)
 
     async def _is_unused(self, job: Identity, *, is_orphaned: bool = False) -> bool:
-        """Return True if the API server has no pod of a job with a running container.
+        """Return True if the API server has no pod of a job that uses room.
 
         The running pods of the job enter the cache. Room in use by a pod must not be given to
         others. If the job `is_orphaned`, its pods may have lost their owner too.
@@ -169,8 +183,7 @@ class Places:
         owners = (job, None) if is_orphaned else (job,)
         is_unused = True
         for body in (answer or {}).get("items", ()):
-            pod = read_pod(body) if owner_of(body) in owners else None
-            if pod and not pod.released:
+            if owner_of(body) in owners and uses_quota(body):
                 self.cache.pods.restore(body)
                 is_unused = False
         return is_unused
@@ -325,7 +338,7 @@ class Places:
                 log.warning("%s/%s: cannot let Workload %s go: %s", *key, workload.name, error)
 
     async def _let_orphan_go(self, key: Key, workload: Workload) -> None:
-        job = Identity(workload.namespace, workload.job_name, workload.job_uid)
+        job = workload.job
         if any(not pod.released for pod in self.cache.pods_of(job)):
             return
         found = await self.writer.read(Request(Verb.GET, JOBS, *key))

@@ -80,7 +80,8 @@ class PodGroups:
                 return None
             message = f"the scheduler {scheduler} of the pods knows no PodGroups of {backend.name}"
             raise Refused(Reason.NO_GANGS, message)
-        return await self._create(job, backend, template)
+        attempt = job.status.attempt.number or 0
+        return await self._create(job, backend, attempt, template)
 
     def is_near(self, job: Job, name: GroupName | None) -> bool:
         """Return True if a group keeps its pods in one domain of a topology."""
@@ -102,7 +103,11 @@ class PodGroups:
         for group in self._groups(job):
             if group.id == own[0]:
                 await self._fit(job, group)
-        return own[0]
+                return group.id
+        # Someone has deleted it. A scheduler binds no pod without its group.
+        backend = BY_NAME[own[0].backend]
+        attempt = names.attempt_of_group(own[0].name)
+        return await self._create(job, backend, attempt, pod_template(job, self.settings))
 
     async def _fit(self, job: Job, group: PodGroup) -> None:
         """Give a group the size of the job."""
@@ -142,13 +147,15 @@ class PodGroups:
             Reason.NO_GANGS, words.format(api=backend.api_version, name=backend.name.lower())
         )
 
-    async def _create(self, job: Job, backend: Backend, template: Dict) -> GroupName:
-        """Create a group. An existing one may be the answer to an earlier request."""
+    async def _create(self, job: Job, backend: Backend, attempt: int, template: Dict) -> GroupName:
+        """Create the group of an attempt's pods.
+
+        An existing one may be the answer to an earlier request.
+        """
         assert job.spec
         topology = job.spec.scheduling.topology
         required = topology.required if topology and backend.topology else ""
         wanted = GangRequest(backend, job.status.pods.desired, required)
-        attempt = job.status.attempt.number or 0
         body = pod_groups.new_pod_group(job.identity, attempt, wanted, template)
         name = str(body["metadata"]["name"])
         kind = POD_GROUPS[backend.name]

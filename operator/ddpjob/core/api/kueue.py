@@ -139,6 +139,10 @@ class Workload:
     domains: tuple[Domain, ...] = ()
     unhealthy: tuple[str, ...] = ()
 
+    @property
+    def job(self) -> names.Identity:
+        return names.Identity(self.namespace, self.job_name, self.job_uid)
+
     def condition(self, kind: str) -> Dict:
         return next((one for one in self.conditions if one.get("type") == kind), {})
 

@@ -182,6 +182,11 @@ def is_group_of(job: str, group: str) -> bool:
     return stem == job and attempt.isdecimal()
 
 
+def attempt_of_group(group: str) -> int:
+    """Return the attempt in the name of an own PodGroup."""
+    return int(group.rpartition("-")[2])
+
+
 class Identity(NamedTuple):
     """A job as one object: another namespace, and another time, may have one of the same name."""
 

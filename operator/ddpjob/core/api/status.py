@@ -78,9 +78,7 @@ class Attempt(Part):
     )
     # From then on a missing pod is a lost pod. Before, it still has to be created.
     latched: bool = entry(False, "True once every pod of the attempt was seen.", internal=True)
-    had_pods: bool = entry(
-        False, "True if every pod of an attempt before was seen at some time.", internal=True
-    )
+    had_pods: bool = entry(False, "True once a pod of the job was seen.", internal=True)
     births: tuple[int, ...] = entry(
         (),
         "For each node, the attempt in which its pod was created. Absent if all pods are of the "

@@ -73,6 +73,11 @@ def seconds_until(status: Status, now: datetime) -> dict[str, float]:
     return seconds
 
 
+def has_trained(status: Status) -> bool:
+    """Return True if an attempt of the job trained before this one."""
+    return status.account.seconds.get(Activity.TRAINING, 0) > 0
+
+
 def trained_seconds(obs: Observation, now: datetime) -> float:
     """Return the seconds of training, including the attempt now ending."""
     seconds = seconds_until(obs.status, now)

@@ -9,24 +9,25 @@ from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import FailurePolicy
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
-from ddpjob.core.observe.pods import BY_KUBELET, EVICTED
+from ddpjob.core.observe.disruptions import BY_CRITICAL_POD, BY_KUBELET
 
 # After an attempt in which all nodes ran for so long, the back-off begins anew.
 LASTING = timedelta(minutes=5)
 
 # Reasons of disruptions that may be a job's own fault: a rank with an early end looks like a lost
 # peer, and a download may fill the disk of its node.
-DOUBTFUL = (Reason.PEER_LOST, BY_KUBELET, EVICTED)
+DOUBTFUL = (Reason.PEER_LOST, BY_KUBELET)
 
 # Kubernetes' reason for the deletion of a pod without a toleration for its node's taint.
 BY_TAINT = "DeletionByTaintManager"
 
 # Reasons of announced disruptions: an eviction by the API as in a drain, a taint, a pod of higher
-# priority, and the shutdown of a node.
+# priority, a critical pod in its place, and the shutdown of a node.
 ANNOUNCED = (
     "EvictionByEvictionAPI",
     BY_TAINT,
     "PreemptionByScheduler",
+    BY_CRITICAL_POD,
     Reason.NODE_SHUTDOWN,
     Reason.NODE_ENDING,
 )
@@ -67,6 +68,9 @@ def budget_of(status: Status, cause: Cause, reason: str) -> Budget | None:
     A disruption before all nodes ran uses none: the pods were rejected by a kubelet, or their node
     went away. Otherwise a short fault of the cluster would use up any budget.
     """
+    if reason == Reason.SCRIPT_NOT_FOUND:
+        # The script was there before, so its volume may come back.
+        return None
     if cause in (Cause.FAILURE, Cause.HANG):
         return FAILURES
     is_early = status.attempt.running_time is None and reason not in DOUBTFUL

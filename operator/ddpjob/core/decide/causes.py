@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, later
+from ddpjob.core.decide.accounting import has_trained
 from ddpjob.core.decide.budget import BY_TAINT
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.decide.describe import describe_pods
@@ -21,7 +22,7 @@ from ddpjob.core.decide.hints import hint_for
 from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.agent_state import WAITING
 from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
-from ddpjob.core.observe.pods import OOM_KILLED
+from ddpjob.core.observe.pods import NOT_STARTED, OOM_KILLED
 from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.observe.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
@@ -158,7 +159,7 @@ def judge_silence(obs: Observation) -> Verdict:
 def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
     found = []
     for pod in obs.current:
-        finding = pod.disruption or find_end_of_node(obs, pod, now)
+        finding = pod.disruption or find_end_of_node(obs, pod, now) or _not_started(obs, pod)
         if finding:
             finding = _of_node(finding, obs, pod)
             found.append(_disrupted(finding, pod.index, pod))
@@ -169,6 +170,14 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
         finding = Finding("PodDeleted", message, LAST_MOMENT)
         found.append(_disrupted(finding, index, None))
     return found
+
+
+def _not_started(obs: Observation, pod: Pod) -> Finding | None:
+    """Return why the runtime could not start the trainer of a job whose image is known to work."""
+    if pod.exit_reason not in NOT_STARTED or not has_trained(obs.status):
+        return None
+    message = f"the container runtime could not start pod {pod.name}: {last_line(pod.message)}"
+    return Finding(pod.exit_reason, message, pod.finished)
 
 
 def _of_node(finding: Finding, obs: Observation, pod: Pod) -> Finding:
@@ -229,24 +238,10 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
     rank = None
     exit_code = pod.exit_code
     exception = ""
-    if pod.own_limit:
-        reason = pod.own_limit.reason
-        message = (
-            f"pod {pod.name} was evicted by its kubelet: {pod.own_limit.message}; raise "
-            "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
-        )
-    elif pod.exit_reason == OOM_KILLED:
-        reason = OOM_KILLED
-        message = (
-            f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory or "
-            "use less memory"
-        )
-    elif pod.exit_reason == SETUP_FAILED:
-        reason = Reason.SETUP_FAILED
-        message = f"spec.setup failed in pod {pod.name}: {last_line(pod.message)}"
-        hint = hint_for(obs.job, exit_code, "")
-        if hint:
-            message += f"; {hint}"
+    own = _own_failure(obs, pod)
+    if own:
+        reason = own.reason
+        message = own.message
     elif summary is None:
         reason = pod.exit_reason or "Error"
         exception = last_line(pod.message)
@@ -265,6 +260,8 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
         if hint:
             message += f"; {hint}"
     missing = summary is not None and summary.script_missing
+    if missing and has_trained(obs.status):
+        reason = Reason.SCRIPT_NOT_FOUND
     return Verdict(
         Cause.FAILURE,
         reason,
@@ -276,6 +273,29 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
         script_missing=missing,
         exception=exception,
     )
+
+
+def _own_failure(obs: Observation, pod: Pod) -> Finding | None:
+    """Return what a kubelet or the setup says of a failed pod, or None."""
+    if pod.own_limit:
+        message = (
+            f"pod {pod.name} was evicted by its kubelet: {pod.own_limit.message}; raise "
+            "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
+        )
+        return Finding(pod.own_limit.reason, message)
+    if pod.exit_reason == OOM_KILLED:
+        message = (
+            f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory or "
+            "use less memory"
+        )
+        return Finding(OOM_KILLED, message)
+    if pod.exit_reason == SETUP_FAILED:
+        message = f"spec.setup failed in pod {pod.name}: {last_line(pod.message)}"
+        hint = hint_for(obs.job, pod.exit_code, "")
+        if hint:
+            message += f"; {hint}"
+        return Finding(Reason.SETUP_FAILED, message)
+    return None
 
 
 def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:

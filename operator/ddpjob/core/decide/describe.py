@@ -69,12 +69,16 @@ def latched(obs: Observation, status: Status) -> Status:
 
 
 def latch_run(obs: Observation, now: datetime) -> Attempt:
-    """Return the attempt with its `running_time`, once all its nodes are first seen to run.
+    """Return the attempt with what is seen for the first time: a pod, and all nodes running.
 
     It is noted whatever happens to the gang next, such as a drain begun while no operator ran.
     """
     attempt = obs.status.attempt
-    is_known = obs.status.finished or attempt.running_time is not None
+    if obs.status.finished:
+        return attempt
+    if obs.pods and attempt.number is not None:
+        attempt = replace(attempt, had_pods=True)
+    is_known = attempt.running_time is not None
     if is_known or not obs.current or not obs.all_run:
         return attempt
     return replace(attempt, running_time=now)

@@ -34,7 +34,8 @@ Age = tuple[datetime, str]
 class Room(NamedTuple):
     """Room needed by two gangs: the quota of a namespace, or a resource on the same nodes.
 
-    `placement` is equal for pods with the same choice of nodes, see Pod. It is empty for a quota.
+    `namespace` is empty for gangs of all namespaces. `placement` is equal for pods with the same
+    choice of nodes, see Pod. It is empty for a quota.
     """
 
     namespace: str
@@ -57,19 +58,26 @@ class Gang:
 
 
 def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
-    """Return the gang of a job. `refusal` is the API server's, such as for a quota."""
+    """Return the gang of a job. `refusal` is the API server's, such as for a quota.
+
+    A gang under a quota may hold room on nodes for jobs of its own namespace only: it waits for
+    another job there, and not for the nodes.
+    """
     pods = list(pods)
     quota = Room(job.namespace, "", "")
+    is_refused = refusal is not None and refusal.reason == Reason.QUOTA
+    for_whom = job.namespace if is_refused else ""
     lacks: set[Room] = set()
     holds: set[Room] = set()
     if _is_incomplete(job):
         for pod in pods:
-            lacks |= _rooms(shortages(pod), pod)
-        if refusal and refusal.reason == Reason.QUOTA:
+            for namespace in ("", job.namespace):
+                lacks |= _rooms(namespace, shortages(pod), pod)
+        if is_refused:
             lacks.add(quota)
     if lacks:
         for pod in pods_with_room(pods, under_quota=False):
-            holds |= _rooms(pod.requests, pod)
+            holds |= _rooms(for_whom, pod.requests, pod)
         if pods_with_room(pods, under_quota=True):
             holds.add(quota)
     return Gang(
@@ -81,9 +89,9 @@ def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
     )
 
 
-def _rooms(resources: Iterable[str], pod: Pod) -> set[Room]:
+def _rooms(namespace: str, resources: Iterable[str], pod: Pod) -> set[Room]:
     """Return the room of resources on the nodes of a pod's choice."""
-    return {Room("", resource, pod.placement) for resource in resources}
+    return {Room(namespace, resource, pod.placement) for resource in resources}
 
 
 def shortages(pod: Pod) -> set[str]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.history import EndedAttempt, add_attempt, with_steps
-from ddpjob.core.api.names import Activity, Cause
+from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import FailurePolicy
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import since
-from ddpjob.core.decide.accounting import trained_seconds
+from ddpjob.core.decide.accounting import has_trained, trained_seconds
 from ddpjob.core.decide.budget import budget_of, is_used_up
 from ddpjob.core.decide.deletions import current_grace
 from ddpjob.core.decide.reports import reported_steps
@@ -105,8 +105,7 @@ def _script_not_found(failure: Failure) -> Found | None:
 
 def _script_was_there(failure: Failure) -> bool:
     """Return True if the missing script's volume may come back: the job has trained before."""
-    has_trained = failure.status.account.seconds.get(Activity.TRAINING, 0) > 0
-    return failure.verdict.script_missing and has_trained
+    return failure.verdict.script_missing and has_trained(failure.status)
 
 
 def _non_retryable_exit_code(failure: Failure) -> Found | None:

@@ -110,7 +110,7 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
         return False
     if obs.kueue in (ApiState.OFF, ApiState.REFUSED):
         return False
-    if obs.refusal or spec.lifecycle.suspended:
+    if spec.lifecycle.suspended:
         return False
     if obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE:
         # With a place there, only the label was lost, as by `kubectl replace` of the user's
@@ -124,7 +124,7 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:
-    """Return the pods that wait for nodes already replaced by the queue."""
+    """Return the pods that wait for nodes already replaced by the queue, until they are gone."""
     workload = obs.workload
     if workload is None or not (workload.may_run and workload.domains):
         return ()
@@ -132,7 +132,7 @@ def misplaced(obs: Observation) -> tuple[Pod, ...]:
     places = {domain.key for domain in workload.domains}
     found = []
     for pod in obs.current:
-        waits = pod.active and not pod.deleting and not pod.node_name
+        waits = not pod.ended and not pod.node_name
         if waits and pod.place and place_key(levels, pod.place) not in places:
             found.append(pod)
     return tuple(found)

@@ -232,6 +232,10 @@ def default_queue_takes_the_job(obs: Observation, spec: Spec, now: datetime) -> 
         return Plan(obs.status, wake_after=SOON)
     if obs.unreleased:
         return Plan(recount(obs), join_queue=DEFAULT_QUEUE)
+    refusal = obs.refusal
+    if refusal and refusal.is_too_early(now):
+        # Pods without the label would be held one by one.
+        return Plan(describe(obs, Phase.PENDING, refusal.reason, refusal.message))
     message = f"joins the LocalQueue {DEFAULT_QUEUE}, which takes the jobs of its namespace"
     status = describe(obs, Phase.PENDING, Reason.QUEUED, message)
     return Plan(status, join_queue=DEFAULT_QUEUE)
@@ -287,8 +291,11 @@ def queue_has_replaced_a_node(obs: Observation, spec: Spec, now: datetime) -> Pl
     pods = misplaced(obs)
     if not pods:
         return None
-    delete = tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods)
-    return Plan(recount(obs), delete=delete)
+    delete = tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods if not pod.deleting)
+    status = recount(obs)
+    # Such a pod is not lost: it is created again, and the attempt goes on.
+    attempt = replace(status.attempt, latched=False)
+    return Plan(replace(status, attempt=attempt), delete=delete)
 
 
 def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -368,8 +375,7 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
     attempt = replace(obs.status.attempt, yielding=None)
     obs = with_status(obs, replace(obs.status, attempt=attempt))
     refusal = obs.refusal
-    had_pods = obs.pods or attempt.had_pods
-    if refusal and refusal.final and not had_pods:
+    if refusal and refusal.final and not attempt.had_pods:
         return stop(obs, spec, refusal.reason, refusal.message, now)
     until = obs.status.backoff.until
     if until and now < until:

@@ -108,7 +108,6 @@ def _suspended(obs: Observation, spec: Spec, why: Finding, message: str) -> Stat
     )
     attempt = replace(
         status.attempt,
-        had_pods=status.attempt.had_pods or bool(obs.pods),
         undecided_since=None,
         silent_since=None,
     )

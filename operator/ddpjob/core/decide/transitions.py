@@ -53,7 +53,7 @@ def begin_attempt(
         attempt=Attempt(
             attempt,
             start=now,
-            had_pods=before.had_pods or before.latched or bool(obs.pods),
+            had_pods=before.had_pods or before.latched,
             births=births,
             host=host,
             previous_ran=_has_run(obs),

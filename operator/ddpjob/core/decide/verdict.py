@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.disruptions import NODE_PRESSURE
 from ddpjob.core.observe.observation import Pod
 from ddpjob.core.observe.termination import SETUP_FAILED
 
 # A kubelet's reasons for not admitting a pod. The node, not the job, is at fault.
-REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
+REJECTED = re.compile(rf"UnexpectedAdmissionError|OutOf\w+|{NODE_PRESSURE}")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from ddpjob.core.api import names
@@ -18,6 +18,14 @@ from ddpjob.core.api.readers import (
 )
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, MAX_SECONDS, parse_time
+from ddpjob.core.observe.disruptions import (
+    condition_of,
+    disruption,
+    finished_at,
+    has_containers,
+    is_lost,
+    own_limit,
+)
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
 from ddpjob.core.observe.placement import read_placement, read_requests
 from ddpjob.core.observe.termination import SETUP_FAILED, Termination, read_termination
@@ -52,21 +60,8 @@ HELD_BY_KUEUE = Finding(
 # "not found" once more.
 CLAIM_NOT_FOUND = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
-# What a container's end says after its kubelet or its runtime has lost it, as in a crash of the
-# node: the kubelet's own reason, and containerd's after a restart, with its exit code.
-LOST_REASON = "ContainerStatusUnknown"
-LOST_BY_CONTAINERD = ("Unknown", 255)
-
-# The first year of Unix time. A runtime reports it, or year 1, for an unknown time.
-UNKNOWN_YEAR = 1970
-
-# A kubelet's reason for an evicted pod.
-EVICTED = "Evicted"
-
-# The reason of the condition DisruptionTarget, and that of the pod, if its node shuts down. At an
-# eviction, a kubelet sets the same condition and EVICTED.
-BY_KUBELET = "TerminationByKubelet"
-SHUT_DOWN = (BY_KUBELET, "Terminated")
+# Reasons of a container that its runtime could not start, of containerd and of Docker.
+NOT_STARTED = ("StartError", "ContainerCannotRun")
 
 # The reason of a container killed for using more memory than its limit.
 OOM_KILLED = "OOMKilled"
@@ -118,8 +113,8 @@ def read_pod(body: Dict) -> Pod | None:
         priority=integer_or_zero(spec.get("priority")),
         group=group_of_pod(body),
         place=selector_of_place(body),
-        disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
-        own_limit=_own_limit(status),
+        disruption=None if state is TrainerState.SUCCEEDED else disruption(body, end),
+        own_limit=own_limit(status),
         blocked=_blocked(body, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=_exit_reason(end or {}, termination),
@@ -133,7 +128,7 @@ def read_pod(body: Dict) -> Pod | None:
         steps=termination.steps,
         total_steps=termination.total_steps,
         trained=termination.trained,
-        finished=_finished(end or {}),
+        finished=finished_at(end or {}),
     )
 
 
@@ -191,7 +186,7 @@ def _has_claims(spec: Dict) -> bool:
 
 
 def _ready_since(status: Dict) -> str:
-    ready = _condition(status, "Ready")
+    ready = condition_of(status, "Ready")
     if ready.get("status") != "True":
         return ""
     return str(ready.get("lastTransitionTime", ""))
@@ -199,12 +194,9 @@ def _ready_since(status: Dict) -> str:
 
 def _creating_since(status: Dict) -> datetime | None:
     """Return since when a pod has had a node, if its kubelet has not created a container yet."""
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for container in children(status, kind):
-            is_created = "waiting" not in child(container, "state")
-            if is_created:
-                return None
-    scheduled = _condition(status, "PodScheduled")
+    if has_containers(status):
+        return None
+    scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") != "True":
         return None
     return parse_time(scheduled.get("lastTransitionTime"))
@@ -260,12 +252,6 @@ def _exit_reason(end: Dict, termination: Termination) -> str:
     return reason
 
 
-def _finished(end: Dict) -> datetime | None:
-    """Return when a container ended, or None if the time is not known."""
-    time = parse_time(end.get("finishedAt"))
-    return time if time and time.year > UNKNOWN_YEAR else None
-
-
 def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
     """Return the end of a failed init container. The trainer never starts after it.
 
@@ -280,7 +266,7 @@ def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
             words = _init_words(metadata, name, end)
             return {
                 **end,
-                "reason": end.get("reason") if _is_lost(end) else INIT_FAILED,
+                "reason": end.get("reason") if is_lost(end) else INIT_FAILED,
                 "message": f"init container {name}: {words}",
             }
     return None
@@ -302,6 +288,12 @@ def _is_removed(metadata: Dict) -> bool:
     return "deletionTimestamp" in metadata and grace == 0
 
 
+def uses_quota(body: Dict) -> bool:
+    """Return True if a pod still has its share of a quota: all its containers have to end."""
+    has_ended = child(body, "status").get("phase") in ("Succeeded", "Failed")
+    return not has_ended and not _is_removed(child(body, "metadata"))
+
+
 def _is_released(status: Dict, end: Dict | None) -> bool:
     if status.get("phase") in ("Succeeded", "Failed"):
         return True
@@ -321,79 +313,16 @@ def _sidecars_run(status: Dict) -> bool:
     return False
 
 
-def _condition(status: Dict, kind: str) -> Dict:
-    for condition in children(status, "conditions"):
-        if condition.get("type") == kind:
-            return condition
-    return {}
-
-
-def _disruption_target(status: Dict) -> Dict:
-    """Return the condition DisruptionTarget if it is True."""
-    condition = _condition(status, "DisruptionTarget")
-    return condition if condition.get("status") == "True" else {}
-
-
-def _disruption(body: Dict, end: Dict | None) -> Finding | None:
-    """Return why a pod was deleted, evicted or lost, or None if it was not."""
-    metadata = child(body, "metadata")
-    status = child(body, "status")
-    node = child(body, "spec").get("nodeName")
-    pod = names.pod_on_node(str(metadata.get("name")), str(node or ""))
-    target = _disruption_target(status)
-    if target:
-        reason = str(target.get("reason") or "Disrupted")
-        if (reason, status.get("reason")) == SHUT_DOWN:
-            reason = Reason.NODE_SHUTDOWN
-        message = _with_words(f"{pod} was disrupted", target.get("message"))
-        return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
-    if end is not None and _is_lost(end) and not _own_limit(status):
-        message = f"{pod} is lost: the node restarted, or its kubelet lost the container"
-        return Finding(Reason.NODE_RESTARTED, message, _finished(end))
-    if metadata.get("deletionTimestamp"):
-        return Finding("PodDeleted", f"{pod} was deleted", _deletion_time(metadata))
-    # A kubelet writes the reason for refusing a pod into the pod's status. The reason of a
-    # container's own failure is in the status of the container.
-    refused = status.get("reason") or end is None
-    if status.get("phase") == "Failed" and refused and not _own_limit(status):
-        reason = str(status.get("reason") or "PodLost")
-        message = _with_words(f"{pod} failed", status.get("message"))
-        return Finding(reason, message)
-    return None
-
-
-def _with_words(message: str, words: Any) -> str:
-    """Return a message with the words of Kubernetes, if there are any."""
-    return f"{message}: {words}" if words else message
-
-
-def _is_lost(end: Dict) -> bool:
-    reason = end.get("reason")
-    if reason == LOST_REASON:
-        return True
-    return (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
-
-
-def _own_limit(status: Dict) -> Finding | None:
-    """Return the kubelet's words if it evicted the pod for exceeding a limit of its own.
-
-    Under node pressure it sets DisruptionTarget too.
-    """
-    if status.get("reason") != EVICTED or _disruption_target(status):
-        return None
-    return Finding(EVICTED, str(status.get("message") or "the pod exceeded a limit of its own"))
-
-
 def _looks_lost(status: Dict) -> bool:
     """Return True if the pod is not ready while all its containers are.
 
     The control plane sets the pods of an unreachable node to not ready, by the condition Ready
     alone. A kubelet changes ContainersReady too. If a readiness gate is open, it gives a reason.
     """
-    ready = _condition(status, "Ready")
+    ready = condition_of(status, "Ready")
     if ready.get("status") != "False" or ready.get("reason"):
         return False
-    return _condition(status, "ContainersReady").get("status") == "True"
+    return condition_of(status, "ContainersReady").get("status") == "True"
 
 
 def _tolerated(spec: Dict) -> tuple[str, ...]:
@@ -415,25 +344,9 @@ def _deletion_deadline(metadata: Dict) -> datetime | None:
     return parse_time(deadline) or LAST_MOMENT
 
 
-def _deletion_time(metadata: Dict) -> datetime | None:
-    """Return when the deletion was requested.
-
-    `deletionTimestamp` is the end of the grace period.
-    """
-    deadline = parse_time(metadata.get("deletionTimestamp"))
-    grace = metadata.get("deletionGracePeriodSeconds")
-    if deadline is None or not isinstance(grace, int):
-        return deadline
-    try:
-        return deadline - timedelta(seconds=grace)
-    except OverflowError:
-        # The API server accepts any 64-bit number.
-        return deadline
-
-
 def _schedule_condition(status: Dict) -> Dict:
     """Return the condition PodScheduled if it is False."""
-    condition = _condition(status, "PodScheduled")
+    condition = condition_of(status, "PodScheduled")
     return condition if condition.get("status") == "False" else {}
 
 
