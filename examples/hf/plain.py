@@ -9,6 +9,7 @@ stop. It needs torch, transformers and accelerate. The data are random, and noth
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# It keeps the process group of its import alive, so it comes before there is one.
+import torch.distributed.nn
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -106,6 +110,9 @@ def main() -> None:
         model=GPT2LMHeadModel(config), args=args, train_dataset=Sequences(), callbacks=[stop]
     )
     trainer.train(resume_from_checkpoint=newest_checkpoint(options.checkpoint_dir))
+    # A model in DDP keeps gloo's threads alive. One of them can abort a finished process.
+    del trainer
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
     if stop.stopped:

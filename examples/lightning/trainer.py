@@ -9,6 +9,7 @@ lightning and torchdata. The data are random, and nothing is downloaded.
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,10 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
+
+# It keeps the process group of its import alive, so it comes before there is one.
+import torch.distributed.nn
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
@@ -108,6 +113,11 @@ def main() -> None:
         enable_progress_bar=False,
     )
     trainer.fit(Classifier(options.batch_size, options.seed), ckpt_path="last")
+    # A model in DDP keeps gloo's threads alive. One of them can abort a finished process.
+    del trainer
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
+from ddpjob.core.api.conditions import set_condition, stamp_conditions
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Attempt
 from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
@@ -50,19 +53,32 @@ def writer():
     return Recorder()
 
 
+class Clock:
+    """A clock that stands still until it is set."""
+
+    time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
 @pytest.fixture
-def carry_out(writer):
-    """Return a function to carry out a plan with a new status for a job."""
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def actor(writer, clock):
+    """Return an Actor with one job in its cache."""
     cache = Cache()
     job = a_job()
     job["metadata"] |= {"uid": "uid", "resourceVersion": "1", "generation": 1}
     cache.jobs.see(job)
-    seen = cache.job(KEY)
     reporter = Reporter(writer, "operator")
     territory = SimpleNamespace(uid_of_mark=lambda namespace: "")
     creator = Creator(writer, cache, Settings(), territory, {"ml": ""})
     places, pod_groups = without_extensions(writer, cache)
-    actor = Actor(
+    return Actor(
         writer=writer,
         cache=cache,
         creator=creator,
@@ -70,10 +86,16 @@ def carry_out(writer):
         reporter=reporter,
         places=places,
         pod_groups=pod_groups,
-        clock=lambda: 0.0,
+        clock=clock,
         metrics=Metrics(cache, ()),
         now=wall_time,
     )
+
+
+@pytest.fixture
+def carry_out(actor):
+    """Return a function to carry out a plan with a new status for a job."""
+    seen = actor.cache.job(KEY)
     status = replace(seen.value.unpack().status, attempt=Attempt(0), phase="Starting")
     return lambda **fields: actor.apply(seen, Plan(status, events=(STARTING,), **fields))
 
@@ -132,3 +154,38 @@ async def test_a_job_that_has_gone_or_changed_is_not_logged_as_deleted(writer, c
     writer.errors = {}
     await deleter.delete_job(body)
     assert "ml/digits: deleted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "interval"),
+    [
+        # The words of the queue follow the colon.
+        ("waits for room in the queue team: too few cpu", 60.0),
+        # It has no words yet, so the first ones are written soon.
+        ("waits for room in the queue team", 2.0),
+    ],
+)
+async def test_the_words_of_a_queue_are_written_once_a_minute(
+    writer, actor, clock, message, interval
+):
+    async def look(words):
+        seen = actor.cache.job(KEY)
+        before = seen.value.unpack().status.conditions
+        conditions = set_condition(before, Condition.SUSPENDED, True, Reason.QUEUED, words)
+        status = replace(
+            seen.value.unpack().status,
+            phase=Phase.PENDING,
+            reason=Reason.QUEUED,
+            message=words,
+            conditions=stamp_conditions(conditions, 1, wall_time()),
+        )
+        return await actor.apply(seen, Plan(status))
+
+    await look(message)
+    assert await look(f"{message}, and memory") == interval
+    clock.time = interval - 0.5
+    assert await look("waits for room in the queue team: too few pods") == 0.5
+    assert writer.sent == ["UPDATE ddpjobs/status"]
+    clock.time = interval
+    await look("waits for room in the queue team: too few pods")
+    assert writer.sent == ["UPDATE ddpjobs/status"] * 2
