@@ -1,5 +1,7 @@
 """The account of a job's time."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     NOW,
@@ -11,6 +13,7 @@ from builders import (
     at,
     failed,
     plan_for,
+    read_pods,
     running,
     starting,
     succeeded,
@@ -21,6 +24,8 @@ from builders import (
 
 from ddpjob.core.api.names import Activity
 from ddpjob.core.api.status import goodput
+from ddpjob.core.decide.reports import reported_totals
+from ddpjob.core.observe.observation import observe
 
 RUN = (a_pod(0, running()), a_pod(1, running()))
 
@@ -258,6 +263,16 @@ def test_the_history_has_the_steps_that_each_attempt_was_to_make():
     pods = [a_pod(index, succeeded(last), attempt=1) for index in (0, 1)]
     job = written(job, plan_for(job, *pods, now=at(90)))
     assert [ended.total_steps for ended in job.status.attempts] == [120, 90]
+
+
+@pytest.mark.parametrize(
+    ("total", "reported", "found"),
+    [(1, 0, {0: 1}), (None, 0, {}), (0, 0, {}), (-1, 0, {}), (90, None, {})],
+)
+def test_a_planned_number_of_steps_is_positive_and_of_a_known_attempt(total, reported, found):
+    (pod,) = read_pods(a_pod(0, running()))
+    pod = replace(pod, total_steps=total, reported=reported)
+    assert reported_totals(observe(a_running_job(), [pod])) == found
 
 
 @pytest.mark.parametrize(

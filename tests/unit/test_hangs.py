@@ -1,5 +1,7 @@
 """Hangs: when a gang hangs with its output as heartbeat, and which rank is the culprit."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     a_running_job,
@@ -18,8 +20,10 @@ from ddpjob.agent import agent, suspicion
 from ddpjob.core.api.conditions import find_condition
 from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause, Condition
 from ddpjob.core.decide.causes import HANG_SETTLE_TIME
+from ddpjob.core.decide.hangs import can_dump
 from ddpjob.core.decide.stacks import Frame, find_culprit, lines_of_rank, read_stacks
 from ddpjob.core.observe.agent_state import AgentState
+from ddpjob.core.observe.observation import observe
 
 BY_LOG = {"hangTimeoutSeconds": 60, "heartbeat": "Log"}
 TOLD = {ANNOTATION_ASSIGNMENT: '{"start": true, "dump": true}'}
@@ -35,9 +39,12 @@ def lines(rank, frames):
     return [f"rank {rank}: {frame}" for frame in frames]
 
 
-def hung(index, frames, attempt=0, **fields):
+OTHER = ['File "/train.py", line 20 in load']
+
+
+def hung(index, frames, attempt=0, *, exception="no heartbeat for 61 s", **fields):
     report = agent_report(
-        attempt, "Hang", exception="no heartbeat for 61 s", lines=lines(index, frames), **fields
+        attempt, "Hang", exception=exception, lines=lines(index, frames), **fields
     )
     return an_agents_pod(index, ended(1, report, when=at(-5)))
 
@@ -80,6 +87,8 @@ def test_while_one_pod_writes_the_gang_does_not_hang():
     assert plan.status.attempt.number == 0
     # No event comes when it stops too.
     assert plan.wake_after <= 10
+    assert told(a_suspected_gang(59.9, 400.0, 400.0)) == []
+    assert told(a_suspected_gang(60.0, 400.0, 400.0)) != []
 
 
 def test_if_no_pod_has_written_all_write_their_stacks():
@@ -147,6 +156,14 @@ def test_when_one_pod_hangs_the_others_write_their_stacks_first():
     plan = plan_for(a_running_job(nodes=3), *pods)
     assert told(plan) == ["digits-0-1", "digits-0-2"]
     assert (plan.status.attempt.number, plan.delete) == (0, ())
+    # Their agents have the attempt already.
+    assert {(assign.grace, assign.start) for assign in plan.assign} == {(0.0, True)}
+
+
+def test_a_pod_that_has_only_lost_a_peer_tells_nobody_to_write_stacks():
+    follower = agent_report(0, "Follower", exception="Connection closed by peer")
+    pods = an_agents_pod(0, ended(1, follower, when=at(-5))), an_agents_pod(1, running())
+    assert plan_for(a_running_job(), *pods).assign == ()
 
 
 def test_a_pod_is_told_once():
@@ -163,16 +180,30 @@ def test_the_operator_waits_longer_for_stacks_than_an_agent_needs():
 def test_a_pod_that_does_not_write_its_stacks_is_waited_for_twenty_seconds():
     pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
     assert plan_for(a_running_job(undecided_since=at(-19)), *pods).status.attempt.number == 0
-    status = plan_for(a_running_job(undecided_since=at(-20)), *pods).status
-    assert (status.attempt.number, status.last_failure.reason) == (1, "Hang")
+    for seconds in (20, 25):
+        status = plan_for(a_running_job(undecided_since=at(-seconds)), *pods).status
+        assert (status.attempt.number, status.last_failure.reason) == (1, "Hang")
 
 
-def test_pods_that_cannot_write_their_stacks_are_not_waited_for():
-    # An agent of another version, and a pod in deletion.
+@pytest.mark.parametrize("agent_of", ["", "ddpjob-agent-0", "ddpjob-agent-z"])
+def test_pods_with_an_agent_of_another_version_are_not_waited_for(agent_of):
     other = an_agents_pod(1, running())
-    other["spec"]["volumes"] = []
+    (volume,) = other["spec"]["volumes"]
+    volume["configMap"] = {"name": agent_of}
     status = plan_for(a_running_job(), hung(0, WAITS), other).status
     assert status.last_failure.reason == "Hang"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"deletion_deadline": at(30)}, {"held": True}, {"attempt": 2}, {"attempt": 4}],
+    ids=str,
+)
+def test_a_pod_can_write_its_stacks_only_if_it_takes_part_in_the_attempt(changes):
+    (pod,) = read_pods(an_agents_pod(0, running(), attempt=3))
+    obs = observe(a_running_job(attempt=3), [pod])
+    assert can_dump(obs, pod)
+    assert not can_dump(obs, replace(pod, **changes))
 
 
 def test_the_rank_that_stands_out_is_named_with_its_stack():
@@ -193,12 +224,41 @@ def test_the_message_has_the_longest_time_without_a_heartbeat():
     pods = hung(0, WAITS), an_agents_pod(1, ended(1, told_to_end, when=at(-5))), hung(2, WAITS)
     message = plan_for(a_running_job(nodes=3), *pods).status.last_failure.message
     assert message.startswith("pod digits-0-1 hangs: no heartbeat for 61 s; rank 1 stands out")
+    # Before the first heartbeat, there is no age.
+    pods = (
+        hung(0, WAITS, exception="no heartbeat"),
+        hung(1, WAITS, exception="no heartbeat for 0 s"),
+    )
+    message = plan_for(a_running_job(), *pods).status.last_failure.message
+    assert message.startswith("pod digits-0-0 hangs: no heartbeat for 0 s")
+
+
+def test_of_two_ranks_that_stand_out_the_first_one_is_named():
+    pods = [hung(0, WAITS), hung(1, COMPUTES), hung(2, COMPUTES), hung(3, WAITS), hung(4, WAITS)]
+    failure = plan_for(a_running_job(nodes=5), *pods).status.last_failure
+    assert (failure.rank, failure.pod) == (1, "digits-0-1")
+
+
+def test_of_two_ranks_the_one_in_the_lower_step_is_named():
+    pods = hung(0, OTHER, steps={"0": [0, 7]}), hung(1, COMPUTES, steps={"0": [0, 6]})
+    assert plan_for(a_running_job(), *pods).status.last_failure.rank == 1
+    pods = hung(0, OTHER, steps={"0": [0, 5]}), hung(1, COMPUTES, steps={"0": [0, 6]})
+    assert plan_for(a_running_job(), *pods).status.last_failure.rank == 0
+
+
+def test_a_pod_without_a_hang_is_not_named_for_it():
+    follower = agent_report(0, "Follower", exception="Connection closed by peer")
+    pods = an_agents_pod(0, ended(1, follower, when=at(-5))), hung(1, WAITS)
+    failure = plan_for(a_running_job(), *pods).status.last_failure
+    told_by_rank = "; ".join(lines(1, WAITS))
+    message = f"pod digits-0-1 hangs: no heartbeat for 61 s; {told_by_rank}"
+    assert (failure.pod, failure.message) == ("digits-0-1", message)
 
 
 def test_if_no_rank_stands_out_the_message_says_so():
     failure = plan_for(a_running_job(), hung(0, WAITS), hung(1, WAITS)).status.last_failure
     assert "no heartbeat for 61 s; no rank stands out; rank 0: File" in failure.message
-    assert failure.rank is None
+    assert (failure.rank, failure.pod) == (None, "digits-0-0")
 
 
 # Which rank stands out
@@ -208,9 +268,6 @@ def stacks(*frames):
     return read_stacks(
         "\n".join(line for rank, each in enumerate(frames) for line in lines(rank, each))
     )
-
-
-OTHER = ['File "/train.py", line 20 in load']
 
 
 @pytest.mark.parametrize(
@@ -320,8 +377,9 @@ def test_with_heartbeats_by_file_the_silent_pod_is_asked_and_all_write_their_sta
     (_, silent) = read_pods(*pods)
     plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=59.0)})
     assert told(plan) == []
-    plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=60.0)})
-    assert told(plan) == ["digits-0-0", "digits-0-1"]
+    for age in (60.0, 61.0):
+        plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=age)})
+        assert told(plan) == ["digits-0-0", "digits-0-1"]
 
 
 def test_ranks_with_equal_stacks_share_their_lines():

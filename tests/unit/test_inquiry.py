@@ -24,7 +24,7 @@ from builders import (
 
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.decide.causes import Undecided, judge
+from ddpjob.core.decide.causes import Undecided, judge, judge_silence
 from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.observe.agent_state import MAX_STATE, AgentState, read_state
 
@@ -110,6 +110,44 @@ def test_a_pod_that_has_succeeded_while_its_peer_trained_has_ended_too_early():
     assert verdict.message.startswith("rank 4 in pod digits-0-1 ended with exit code 0 while rank")
     own = a_pod(0, failed(torchrun_tail("raise")))
     assert with_answers(own, a_pod(1, succeeded())).reason == "WorkerFailed"
+
+
+def test_of_several_ranks_that_ended_early_and_failed_the_first_ones_are_named():
+    pods = FOLLOWER, a_pod(1, failed(follower_summary(1))), a_pod(2, running())
+    state = AgentState(0, "ending", ended=((8, 0), (9, 0)))
+    verdict = with_answers(*pods, pod2=state)
+    assert (verdict.rank, verdict.reason) == (8, Reason.ENDED_EARLY)
+    assert "while rank 0 was still training" in verdict.message
+
+
+def test_a_failed_rank_of_any_pod_is_named_also_if_another_pod_gives_no_answer():
+    pods = FOLLOWER, a_pod(1, running()), a_pod(2, running())
+    state = AgentState(0, "ending", ended=((2, -9),))
+    verdict = with_answers(*pods, pod2=state, now=at(10))
+    assert (verdict.rank, verdict.exit_code) == (2, -9)
+
+
+def test_the_answer_of_an_earlier_attempt_counts_for_nothing():
+    pods = [a_pod(0, failed(follower_summary(0)), attempt=1), a_pod(1, running(), attempt=1)]
+    answers = {uid_of(pods[1]): AgentState(0, "ending", ended=((1, 0),))}
+    job = a_running_job(attempt=1, undecided_since=NOW)
+    assert isinstance(judge(observation(job, *pods, answers=answers), NOW), Undecided)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(5, "digits-0-5 on node node-5"), (6, "digits-0-5 on node node-5 and 1 more")],
+)
+def test_at_most_five_silent_pods_are_named(count, words):
+    pods = [a_pod(index, running()) for index in range(1, count + 1)]
+    verdict = with_answers(FOLLOWER, *pods, now=at(10))
+    assert f"{words}, which has not ended" in verdict.message
+
+
+def test_of_several_silent_pods_the_first_one_is_the_culprit():
+    pods = a_pod(0, running()), a_pod(1, starting()), a_pod(2, starting())
+    verdict = judge_silence(observation(a_running_job(nodes=3), *pods))
+    assert (verdict.index, verdict.reason) == (1, "Silent")
 
 
 def test_a_rank_known_to_have_failed_comes_before_a_pod_that_has_succeeded():

@@ -12,6 +12,7 @@ from builders import (
     observation,
     read_pods,
     running,
+    starting,
     succeeded,
     with_sidecar,
 )
@@ -99,3 +100,26 @@ def test_what_a_pod_was_told_is_read_from_its_assignment(assignment, held, dumps
     body = an_agents_pod(0, running(), annotations={ANNOTATION_ASSIGNMENT: assignment})
     (pod,) = read_pods(body)
     assert (pod.held, pod.dumps) == (held, dumps)
+
+
+@pytest.mark.parametrize("ended", [1, 2])
+def test_ended_and_running_pods_make_the_whole_gang(ended):
+    job = a_running_job(nodes=ended + 1)
+    pods = [a_pod(index, succeeded()) for index in range(ended)]
+    assert observation(job, *pods, a_pod(ended, running())).all_run
+    obs = observation(job, *pods, a_pod(ended, starting()))
+    assert not obs.all_run
+    assert [pod.index for pod in obs.silent] == [ended]
+    assert observation(job, *pods).silent == ()
+
+
+def test_a_pod_of_the_attempt_that_was_born_too_late_is_an_older_one():
+    # The pod of this node was to stay from the attempt before.
+    job = a_running_job(attempt=1, births=(0, 1))
+    obs = observation(job, a_pod(0, running(), attempt=1), a_pod(1, running(), attempt=1))
+    assert [pod.name for pod in obs.current] == ["digits-1-1"]
+    assert [pod.name for pod in obs.older] == ["digits-1-0"]
+
+
+def test_a_refusal_is_by_no_quota_of_ended_pods_unless_it_says_so():
+    assert not Refusal(Reason.QUOTA, "exceeded quota", NOW).counts_ended_pods

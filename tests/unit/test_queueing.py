@@ -570,7 +570,7 @@ def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_made_again(
     )
     workload["spec"]["podSets"][0]["topologyRequest"] = {"preferred": "rack"}
     plan = decide_for(job, workload, pods=pods)
-    assert [delete.name for delete in plan.delete] == ["digits-0-0"]
+    assert [(delete.name, delete.grace) for delete in plan.delete] == [("digits-0-0", 0)]
     job = replace(job, status=plan.status)
     # Its deletion takes a moment.
     dying = a_pod(0, nodeSelector={host: "node-a"}, deleted_at=NOW)
