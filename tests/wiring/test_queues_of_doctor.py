@@ -15,7 +15,7 @@ from ddpjob.client.queues import (
     find_traps,
     find_without_kueue,
 )
-from ddpjob.core.api.kueue import Demand, Queue, new_workload, read_workload
+from ddpjob.core.api.kueue import Demand, Queue, Workload, new_workload, read_workload
 from ddpjob.core.api.names import Identity
 from ddpjob.jobs.user_job import DDPJob
 
@@ -79,19 +79,46 @@ def test_without_kueue_a_job_that_waits_for_a_queue_is_found() -> None:
     assert not list(find_without_kueue([a_job()]))
 
 
-@pytest.mark.parametrize("deleting", [False, True])
-def test_a_workload_that_waits_for_the_operator_has_the_command(deleting: bool) -> None:
+def a_workload(*conditions: str, deleting: bool = False) -> Workload:
+    """Return a Workload of a job with quota, with these conditions True."""
     owner = Identity("ml", "digits", "uid")
     body = new_workload(owner, 1, Demand(Queue("team"), 2, {}))
     body["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     if deleting:
         body["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    workload = read_workload(body)
-    assert workload
-    found = list(find_held([workload]))
-    assert bool(found) == deleting
+    held = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", *conditions)]
+    body["status"] = {"conditions": held}
+    (workload,) = filter(None, [read_workload(body)])
+    return workload
+
+
+def a_finished_job() -> DDPJob:
+    conditions = [{"type": "Complete", "status": "True"}]
+    manifest = {**a_job("team").manifest(), "status": {"conditions": conditions}}
+    manifest["metadata"] = {**manifest["metadata"], "uid": "uid"}
+    return DDPJob.from_manifest(manifest)
+
+
+@pytest.mark.parametrize(
+    ("workload", "jobs", "why"),
+    [
+        (a_workload(), [], ""),
+        (a_workload(), [a_finished_job()], "has the room of a finished job"),
+        (a_workload("Finished"), [a_finished_job()], ""),
+        (a_workload("Evicted"), [], "has to give its room back"),
+        (a_workload(deleting=True), [], "is deleted"),
+    ],
+)
+def test_a_workload_that_waits_for_the_operator_has_the_command(
+    workload: Workload, jobs: list[DDPJob], why: str
+) -> None:
+    found = list(find_held([workload], jobs))
+    assert [f"Workload {workload.name} {why}, and waits" in one.found for one in found] == (
+        [True] if why else []
+    )
     for one in found:
         assert f"kubectl -n ml patch workload {workload.name}" in one.advice
+        assert ("delete workload" in one.advice) == (not workload.deleting)
 
 
 async def served(*_: object) -> web.Response:

@@ -1,6 +1,6 @@
 """Checks of Kueue's queues: what can keep the jobs of a namespace waiting for ever."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import client_errors
@@ -31,7 +31,7 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
     workloads = list(filter(None, map(read_workload, found)))
     if queues is not None:
         findings += find_traps(jobs, queues)
-    findings += find_held(workloads)
+    findings += find_held(workloads, jobs)
     return findings
 
 
@@ -85,16 +85,33 @@ def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Findi
         yield Finding(SUBJECT, found, advice, PAGE)
 
 
-def find_held(workloads: Sequence[Workload]) -> Iterator[Finding]:
-    """Yield a finding if a deleted Workload waits for the operator."""
-    held = [one for one in workloads if one.deleting and one.held]
-    if held:
-        name = held[0].name
-        namespace = held[0].namespace
-        patch = """--type merge --patch '{"metadata": {"finalizers": null}}'"""
-        yield Finding(
-            SUBJECT,
-            f"Workload {name} is deleted, and waits for the operator and the end of the pods",
-            f"without an operator: kubectl -n {namespace} patch workload {name} {patch}",
-            PAGE,
-        )
+def find_held(workloads: Sequence[Workload], jobs: Sequence[DDPJob]) -> Iterator[Finding]:
+    """Yield a finding for each way in which a Workload waits for the operator."""
+    finished = {job.uid for job in jobs if job.finished}
+    patch = """--type merge --patch '{"metadata": {"finalizers": null}}'"""
+    waiting: dict[str, Workload] = {}
+    for one in workloads:
+        why = _why_held(one, finished)
+        if why:
+            waiting.setdefault(why, one)
+    for why, one in waiting.items():
+        let_go = f"kubectl -n {one.namespace} patch workload {one.name} {patch}"
+        if not one.deleting:
+            delete = f"kubectl -n {one.namespace} delete workload {one.name} --wait=false"
+            let_go = f"{delete} && {let_go}"
+        found = f"Workload {one.name} {why}, and waits for the operator and the end of the pods"
+        yield Finding(SUBJECT, found, f"without an operator and pods: {let_go}", PAGE)
+
+
+def _why_held(workload: Workload, finished: Set[str]) -> str:
+    """Return why the operator has to let a Workload go, or an empty string.
+
+    `finished` are the UIDs of finished jobs.
+    """
+    if workload.finished and not workload.deleting:
+        return ""
+    if workload.deleting:
+        return "is deleted" if workload.held else ""
+    if workload.evicted and workload.has_quota:
+        return "has to give its room back"
+    return "has the room of a finished job" if workload.job_uid in finished else ""
