@@ -17,6 +17,7 @@ from .test_reports import FOLLOWER, fail
 EXCEPTIONS = {
     "no usual name": ("import zipfile; raise zipfile.BadZipFile('bad')", "zipfile.BadZipFile: bad"),
     "no text": ("import queue; raise queue.Empty", "_queue.Empty"),
+    "first letter": ("class Ünglück(Exception): pass\nraise Ünglück('x')", "Ünglück: x"),
     "own class": ("class Oops(Exception): pass\nraise Oops('batch')", "Oops: batch"),
     "local class": (
         "def f():\n    class Lost(Exception): pass\n    raise Lost('way')\nf()",
@@ -55,6 +56,28 @@ ENDS = {
     ),
     "log, then exit": ("print('ERROR no disk', file=sys.stderr); sys.exit(1)", "ERROR no disk"),
     "another code": ("print('cannot go on'); sys.exit(3)", "cannot go on"),
+    "line of the agent": (
+        "print('no data'); print('ddpjob agent: fast start: x', file=sys.stderr); sys.exit(3)",
+        "no data",
+    ),
+    "box": (
+        "print('╭─ Error ──╮\\n│ Invalid value for --epochs │\\n╰─────╯'); sys.exit(2)",
+        "Invalid value for --epochs",
+    ),
+    "heap": ("import os; print('free(): invalid pointer', flush=True); os.abort()", "free(): inv"),
+    "assertion": (
+        "import os; print('k.cpp:88: f: Assertion `i < n failed.', flush=True); os.abort()",
+        "k.cpp:88: f: Assertion `i < n failed.",
+    ),
+    "log after it": (
+        "import atexit; atexit.register(print, '{\"msg\": \"ok\"}')\nraise ValueError('bad')",
+        "ValueError: bad",
+    ),
+    "open line": (
+        "print('epoch 3:  95%|███ | 19/20', end=' ', flush=True)\n"
+        "class BatchBroken(Exception): pass\nraise BatchBroken('sample 17\\n' + 'row\\n' * 20)",
+        "BatchBroken: sample 17",
+    ),
     "another form of traceback": (
         "sys.excepthook = lambda kind, error, _: print(f'╭ Trace ╮\\n{kind.__name__}: {error}')\n"
         "raise ValueError('bad config')",
@@ -93,6 +116,11 @@ def test_the_first_line_of_an_exception_is_found_in_its_traceback_and_in_itself(
     assert found.text.startswith(line)
     assert (found.text, found.counts, found.time) == (first_line(error)[0], True, 2.0)
     assert len(found.text) <= 500
+
+
+def test_a_traceback_in_a_message_is_a_part_of_the_message():
+    error = RuntimeError("request failed\n" + TRACEBACK.decode() + "\nKeyError: 'user'")
+    assert first_line(error)[0] == "RuntimeError: request failed"
 
 
 @pytest.mark.parametrize("later", [b'{"step": 3}\n', b"step 3\n" * 1001])

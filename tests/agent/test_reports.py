@@ -9,8 +9,8 @@ import pytest
 
 from ddpjob.agent import HEADER
 from ddpjob.agent.exceptions import HEADER as TRACEBACK
-from ddpjob.agent.output import Output
-from ddpjob.agent.report import Judge
+from ddpjob.agent.output import Output, Stream
+from ddpjob.agent.report import Judge, as_message
 from ddpjob.core.agent_files import WORDS, agent_files
 
 from .kubelet import wait_until
@@ -404,3 +404,56 @@ def test_the_report_has_the_steps_of_each_attempt(pod):
     assert found.report["steps"] == {"0": [0, 14], "1": [10, 24], "2": [20, 34]}
     assert list(found.report["trained"]) == ["0", "1", "2"]
     assert began < found.report["trained"]["0"] < found.report["trained"]["2"] < time.time()
+
+
+def a_rank(number, output, began, ended, exit_code=None):
+    """Return the output of an ended rank, as the agent has read it."""
+    stream = Stream(0, 0)
+    stream.worker = {"rank": number, "pid": 1, "process": 1}
+    stream.take(output, began)
+    stream.open_at = stream.ended = ended
+    stream.exit_code = exit_code
+    return stream
+
+
+RAISED = TRACEBACK + b"\n  File x\nValueError: the real reason\n"
+LOST = TRACEBACK + f"\n  File x\n{FOLLOWER}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("output", "began", "cause", "exception"),
+    [
+        (RAISED, 99.0, "Failure", "ValueError: the real reason"),
+        # It was caught, and the rank went on.
+        (RAISED, 60.0, "Follower", "RendezvousConnectionError: no store"),
+        (LOST, 99.0, "Follower", "RendezvousConnectionError: no store"),
+    ],
+)
+def test_a_rank_that_raised_comes_before_the_error_of_a_torchrun_without_its_store(
+    output, began, cause, exception
+):
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    record = {"error": "RendezvousConnectionError: no store", "failures": []}
+    streams = [a_rank(1, output, began, 101.0), Stream(0)]
+    report = judge.judge(1, streams, record)
+    assert (report["cause"], report["exception"]) == (cause, exception)
+    assert report.get("rank") == (1 if cause == "Failure" else None)
+
+
+@pytest.mark.parametrize(("output", "code"), [(b"done\n", 0), (RAISED, None)])
+def test_an_unknown_exit_code_is_no_success_after_an_exception(output, code):
+    found = Output()
+    found.streams = [a_rank(1, output, 99.0, 100.0)]
+    found.now = 110.0
+    assert found.ended_ranks() == [(1, code)]
+
+
+def test_a_rank_that_ends_with_a_code_of_its_own_may_have_lost_a_peer(pod):
+    report = fail(pod, f"import os; print({FOLLOWER!r}, flush=True); os._exit(4)")
+    assert (report["cause"], report["exitCode"]) == ("Follower", 4)
+
+
+def test_a_report_has_no_control_characters():
+    text = "a \x1b[31mred\x1b[0m\tword \x00\u202e ü"
+    report = json.loads(as_message({"cause": "Failure", "exception": text, "lines": [text]}))
+    assert report["exception"] == report["lines"][0] == "a red word \ufffd\ufffd ü"

@@ -31,5 +31,8 @@ RECORD = "failures.json"
 # The beginning of the first line in the pipe of a rank.
 HEADER = b"DDP_AGENT_WORKER "
 
+# The beginning of the agent's own lines in the output.
+NOTICE = "ddpjob agent: "
+
 # Characters of an exception in a report.
 EXCEPTION = 500

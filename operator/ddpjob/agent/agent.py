@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from . import FOLDER, PYTHON, SOCKET, place, report
+from . import FOLDER, NOTICE, PYTHON, SOCKET, place, report
 from .answers import answers_of
 from .assignment import Assignment, must_dump, read_assignment
 from .files import empty_folder, read_file
@@ -115,7 +115,7 @@ class Agent:
                 self.look()
         except Exception as error:
             # For example a full disk, a missing program, or a port in use.
-            self.fail(f"ddpjob agent: {type(error).__name__}: {error}")
+            self.fail(f"{NOTICE}{type(error).__name__}: {error}")
         with suppress(Exception):
             self.kill_processes()
         if self.stop_signal and self.attempt < 0:

@@ -15,7 +15,10 @@ HEADER = b"Traceback (most recent call last):"
 
 # torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
-BEGIN = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
+# It may follow a progress bar, and may not be that of an exception within a group.
+BEGIN = re.compile(
+    r"(?:(  \+ Exception Group )|(?!\s*[|+]).*)?Traceback \(most recent call last\):$"
+)
 MARGIN = ""
 GROUP_MARGIN = "  | "
 
@@ -27,13 +30,14 @@ ORIGINAL = re.compile(r"Original Traceback \(most recent call last\):$")
 ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)")
 
 # The first line of an exception, and the exceptions that end a program without a traceback.
-FIRST_LINE = re.compile(r"[A-Za-z_][\w.<>]*(?::.*)?$")
+FIRST_LINE = re.compile(r"[^\W\d][\w.<>]*(?::.*)?$")
 NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
 
 # Characters kept from the first line on, and the most lines after it: of its message, and of a
 # program that ends. After more lines, or figures, the program has caught the exception.
 WORDS = 4096
 FOLLOWING = 1000
+FIGURES = re.compile(r"""\{.*"(?:step|epoch|loss)":""")
 
 # Characters of the line before a traceback.
 LINE = 300
@@ -80,6 +84,15 @@ class LastException:
         """True if the process may end by it."""
         return bool(self.time) and not self.goes_on
 
+    def take_message(self, text: str) -> None:
+        """Look at an exception and its message, without a traceback before it."""
+        self._begin(MARGIN, 1.0)
+        for line in text.splitlines():
+            if self._margin is None:
+                self._follow(line)
+            else:
+                self._find_first_line(line)
+
     def _take_line(self, line: str, now: float) -> None:
         begin = BEGIN.match(line)
         if begin and not ASIDE.match(self._before):
@@ -106,7 +119,7 @@ class LastException:
         self.words = f"{self.words}\n{line}"[:WORDS]
         if line.strip():
             self.following += 1
-        self.goes_on = self.following > FOLLOWING or line.startswith("{")
+        self.goes_on = self.following > FOLLOWING or bool(FIGURES.match(line))
 
 
 def without_rank(line: str) -> str:
@@ -116,6 +129,5 @@ def without_rank(line: str) -> str:
 def first_line(error: BaseException) -> tuple[str, str]:
     """Return (text, words) of an exception, as they are found in what Python prints."""
     found = LastException()
-    printed = "".join(traceback.format_exception_only(type(error), error))
-    found.take(HEADER + b"\n" + printed.encode(errors="replace"), 1.0)
+    found.take_message("".join(traceback.format_exception_only(type(error), error)))
     return found.text, found.words

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from . import FOLDER, HEADER, NOTE, PIPE, PROGRAMS, PYTHON, STAND_IN
+from . import FOLDER, HEADER, NOTE, NOTICE, PIPE, PROGRAMS, PYTHON, STAND_IN
 from .files import socket_path
 
 # After SIGKILL the zygote kills the fork.
@@ -95,7 +95,7 @@ def run_by_zygote(kind: str, args: list[str]) -> None:
             return
         if not answer:
             reason = "the zygote has ended, has other cores, or has threads"
-            print(f"ddpjob agent: no fast start of this {kind}: {reason}", file=sys.stderr)
+            print(f"{NOTICE}no fast start of this {kind}: {reason}", file=sys.stderr)
             return
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         pass_signals_on(kind, int(answer))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import HEADER, PIPE
+from . import HEADER, NOTICE, PIPE
 from .exceptions import LastException
 from .files import exit_code_of, read_json
 from .lines import as_displayed, displayed_lines, is_overwritten, object_at_end
@@ -168,9 +168,11 @@ class Output:
     def ended_ranks(self) -> list[tuple[int, int | None]]:
         """Return (rank, exit code) of the ended ranks, the first one first.
 
-        If all have ended, and torchrun has found no failure, they have succeeded.
+        If all have ended, and neither torchrun nor the output tells of a failure, they have
+        succeeded.
         """
-        unknown = 0 if self.rests() else None
+        has_error = any(stream.exception.counts for stream in self.ranks())
+        unknown = 0 if self.rests() and not has_error else None
         ended = [stream for stream in self.ranks() if stream.ended]
         ended.sort(key=lambda stream: stream.ended)
         found = []
@@ -308,7 +310,7 @@ def drop_oldest(by_attempt: dict[int, Any]) -> None:
 
 
 def log(text: str) -> None:
-    write(f"ddpjob agent: {text}\n".encode())
+    write(f"{NOTICE}{text}\n".encode())
 
 
 def write(data: bytes) -> None:

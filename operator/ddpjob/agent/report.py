@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import EXCEPTION, NOTE, RECORD
+from . import EXCEPTION, NOTE, NOTICE, RECORD
 from .files import read_file, read_json
 from .output import Stream, log
 from .stacks import LINES, stack_in, stack_lines
@@ -25,8 +25,14 @@ RESULT = MESSAGE - 200
 # Entries left out of a report if they are empty, or if it is too long.
 FIGURES = ("steps", "total", "trained")
 
+# Spaces, and characters of the box of an error as `typer` and `rich` print it.
+BOX = " \t│┃╭╮╰╯─━┏┓┗┛"
+
 # Characters of a line of output in a report.
 LINE_LENGTH = 160
+
+# A sequence for a terminal.
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
 EXCEPTION_CODE = 1
@@ -124,6 +130,15 @@ class Judge:
         last_words = self.words_at_end(stream, code)
         if error:
             last_words = LastWords(code, error, error, is_exception=True)
+            # torchrun may have lost a peer that has only lost a rank of this pod.
+            for each in sorted(begun, key=lambda rank: rank.exception.time):
+                words = self.exception_at_end(each)
+                is_own = words.is_exception and self.cause(words) == "Failure"
+                if is_own and was_ending(each, -signal.SIGTERM, each):
+                    stream = each
+                    last_words = words
+                    report["rank"] = each.worker["rank"]
+                    break
         report["cause"] = "Follower" if code in INTERRUPTED else self.cause(last_words)
         report["exitCode"] = code
         report["exception"] = last_words.text[:EXCEPTION] or signal_name(code)
@@ -161,7 +176,8 @@ class Judge:
             return LastWords(exit_code, exception, words, is_exception=bool(found))
         if exit_code < 0:
             return LastWords(exit_code)
-        return LastWords(exit_code, last_line(text))
+        line = last_line(text)
+        return LastWords(exit_code, line, line)
 
     def exception_at_end(self, stream: Stream) -> LastWords:
         error = stream.exception
@@ -257,9 +273,11 @@ def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
 
 
 def last_line(text: str) -> str:
+    """Return the last line with words in it, and not one of the agent, without a box around it."""
     for line in reversed(text.splitlines()):
-        if line.strip(" =-\t"):
-            return line.strip()
+        words = line.strip(BOX)
+        if words.strip("=-") and NOTICE not in line:
+            return words
     return ""
 
 
@@ -299,9 +317,19 @@ def write(path: str, report: Report) -> None:
         Path(path).write_text(as_message(report))
 
 
+def printable(text: str) -> str:
+    """Return a text without colours and other control characters."""
+    plain = COLOUR.sub("", text).replace("\t", " ")
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in plain)
+
+
 def as_message(report: Report) -> str:
     """Return a report as a termination message. If it is too long, lines are left out first."""
     report = {"agent": 1, **report}
+    if report.get("exception"):
+        report["exception"] = printable(report["exception"])
+    if report.get("lines"):
+        report["lines"] = list(map(printable, report["lines"]))
     for name in FIGURES:
         if not report.get(name):
             report.pop(name, None)

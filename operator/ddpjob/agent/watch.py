@@ -13,6 +13,8 @@ from importlib.machinery import PathFinder
 from types import FunctionType, ModuleType
 from typing import Any, Callable
 
+from . import NOTICE
+
 # Variables read by torch, OpenMP and linear algebra at their import, and those of torch read later.
 EARLY = re.compile(r"(PY)?TORCH|(OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY)_")
 LATE = re.compile(r"TORCH(ELASTIC_|_NCCL_|_HOME$|_EXTENSIONS_DIR$|_CUDA_ARCH_LIST$)|.*_CACHE_DIR$")
@@ -102,7 +104,7 @@ class Watch:
     def log(self, what: str, advice: str = ADVICE) -> None:
         if what not in self.logged and os.getpid() == self.process:
             self.logged.add(what)
-            line = f"ddpjob agent: fast start: {what}; {advice}\n"
+            line = f"{NOTICE}fast start: {what}; {advice}\n"
             os.write(2, line.encode(errors="replace"))
 
     def variable(self, key: str | bytes, value: object = None) -> None:

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Callable, NamedTuple
 
-from . import EXCEPTION
+from . import EXCEPTION, NOTICE
 from .exceptions import first_line
 from .launch import become_rank
 from .watch import Watch, hidden_modules, is_installer, packages, top_level
@@ -91,7 +91,7 @@ def main(args: list[str], zygote: Surroundings) -> None:
     python, note = become_rank()
     reason = why_not(python, args, zygote)
     if reason:
-        print(f"ddpjob agent: no fast start of this rank: {reason}", file=sys.stderr)
+        print(f"{NOTICE}no fast start of this rank: {reason}", file=sys.stderr)
         os.execvp(python, [python, *args])
     reseed()
     # Python 3.9 has no such name.

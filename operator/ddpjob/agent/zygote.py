@@ -19,7 +19,7 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
-from . import STAND_IN, torchrun, worker
+from . import NOTICE, STAND_IN, torchrun, worker
 
 # A request is dropped if it is incomplete after so many seconds.
 REQUEST_SECONDS = 10.0
@@ -68,7 +68,7 @@ class Zygote:
             importlib.import_module("torch.distributed.run")
         except Exception as error:
             # The stand-ins are refused. A new Python shows the traceback.
-            sys.exit(f"ddpjob agent: no fast start: {type(error).__name__}: {error}")
+            sys.exit(f"{NOTICE}no fast start: {type(error).__name__}: {error}")
         # A search for garbage at the end of each fork would copy the memory of all these objects:
         # 0.6 s of CPU time.
         gc.freeze()

@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from ddpjob.core.observe.peer_loss import LOST, UNCLEAR, WAITED
-from ddpjob.core.observe.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, WHAT
+from ddpjob.core.observe.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, NATIVE, WHAT
 
 STARTER = "start.sh"
 WORDS = "words.json"
@@ -35,7 +35,7 @@ def agent_files() -> Mapping[str, str]:
         "behind": [BEHIND.pattern],
         # The first matching pattern gives the exception.
         "exception": [f"(?m)^{EXCEPTION_LINE}", f"(?m){INTERPRETER.pattern}"],
-        "abort": [f"(?m){WHAT.pattern}"],
+        "abort": [f"(?m){WHAT.pattern}", f"(?m){NATIVE.pattern}"],
     }
     return {**programs, WORDS: json.dumps(words, indent=1) + "\n"}
 

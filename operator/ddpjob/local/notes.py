@@ -45,7 +45,12 @@ CLUSTER_TRAINER_FIELDS = {
 LOCAL_TRAINER_FIELDS = ("name", "env", "envFrom", "volumeMounts")
 
 # Fields of podTemplate's pod spec with an effect here, or with notes of their own.
-LOCAL_TEMPLATE_FIELDS = ("containers", "initContainers", "volumes")
+LOCAL_TEMPLATE_FIELDS = (
+    "containers",
+    "initContainers",
+    "volumes",
+    "terminationGracePeriodSeconds",
+)
 
 # Keys of a volume with an effect here.
 LOCAL_VOLUMES = (

@@ -60,6 +60,12 @@ SCRIPT_MISSING = re.compile(
 # The text of an uncaught C++ exception. The process then ends with SIGABRT.
 WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
 
+# The last words of C and C++ before an abort: glibc's on its heap, an assertion, a check of glog.
+NATIVE = re.compile(
+    r"^(.*(?:free\(\): |malloc\(\): |realloc\(\): |corrupted |munmap_chunk\(\): |double free"
+    r"|: Assertion `|\] ?Check failed: ).{0,300})$"
+)
+
 # The trainer's words for the rank furthest behind (ddp_trainer/ranks/stragglers.py).
 BEHIND = re.compile(
     r"\brank \d+ on .{1,200}? is (?:slow or stuck|frozen or cut off)\b[^;,\n]{0,200}"
@@ -183,7 +189,8 @@ def _lines_of_rank(rank: str, text: str) -> str:
 
 
 def _last_exception(text: str) -> str:
-    found = EXCEPTION.findall(text) or WHAT.findall(text) or INTERPRETER.findall(text)
+    patterns = (EXCEPTION, WHAT, NATIVE, INTERPRETER)
+    found = next(filter(None, (pattern.findall(text) for pattern in patterns)), [])
     return str(found[-1]).strip()[:MAX_EXCEPTION] if found else ""
 
 
