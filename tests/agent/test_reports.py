@@ -9,8 +9,9 @@ import pytest
 
 from ddpjob.agent import HEADER
 from ddpjob.agent.exceptions import HEADER as TRACEBACK
+from ddpjob.agent.message import as_message
 from ddpjob.agent.output import Output, Stream
-from ddpjob.agent.report import Judge, as_message
+from ddpjob.agent.report import Judge
 from ddpjob.core.agent_files import WORDS, agent_files
 
 from .kubelet import wait_until

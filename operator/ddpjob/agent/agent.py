@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from . import FOLDER, NOTICE, PYTHON, SOCKET, place, report
+from . import FOLDER, NOTICE, PYTHON, SOCKET, message, place, report
 from .answers import answers_of
 from .assignment import Assignment, must_dump, read_assignment
 from .files import empty_folder, read_file
@@ -92,7 +92,7 @@ class Agent:
         self.held = -1
         self.torchrun: Process | None = None
         self.zygote: Process | None = None
-        self.report: report.Report = {}
+        self.report: message.Report = {}
         self.fail(f"no assignment in {options.assignment}")
         self.wait_ends = time.monotonic() + ASSIGNMENT_SECONDS
         self.follower_wait = 0.0
@@ -122,14 +122,14 @@ class Agent:
             self.report = {"cause": "Stopped"}
         if self.exit_code:
             log(f"ends: {self.report['cause']}: {self.report.get('exception', '')}")
-        message = {
+        end = {
             "attempt": self.attempt,
             "steps": self.output.steps,
             "trained": self.output.trained,
             "total": self.output.figures.get("steps"),
             **self.report,
         }
-        report.write(self.options.message, message)
+        message.write(self.options.message, end)
         return self.exit_code
 
     def fail(self, problem: str) -> None:

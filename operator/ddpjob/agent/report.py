@@ -8,31 +8,21 @@ import signal
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import EXCEPTION, NOTE, NOTICE, RECORD
 from .files import read_file, read_json
+from .message import RESULT, Report
 from .output import Stream, log
 from .stacks import LINES, stack_in, stack_lines
 
-Report = dict[str, Any]
 ENDED = attrgetter("ended")
-
-# Bytes of a termination message (the kubelet's limit), and of the job's result in it.
-MESSAGE = 4096
-RESULT = MESSAGE - 200
-
-# Entries left out of a report if they are empty, or if it is too long.
-FIGURES = ("steps", "total", "trained")
 
 # Spaces, and characters of the box of an error as `typer` and `rich` print it.
 BOX = " \t│┃╭╮╰╯─━┏┓┗┛"
 
 # Characters of a line of output in a report.
 LINE_LENGTH = 160
-
-# A sequence for a terminal.
-COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
 EXCEPTION_CODE = 1
@@ -130,19 +120,26 @@ class Judge:
         last_words = self.words_at_end(stream, code)
         if error:
             last_words = LastWords(code, error, error, is_exception=True)
-            # torchrun may have lost a peer that has only lost a rank of this pod.
-            for each in sorted(begun, key=lambda rank: rank.exception.time):
-                words = self.exception_at_end(each)
-                is_own = words.is_exception and self.cause(words) == "Failure"
-                if is_own and was_ending(each, -signal.SIGTERM, each):
-                    stream = each
-                    last_words = words
-                    report["rank"] = each.worker["rank"]
-                    break
+            raised = self.raised(begun)
+            if raised:
+                stream, last_words = raised
+                report["rank"] = stream.worker["rank"]
         report["cause"] = "Follower" if code in INTERRUPTED else self.cause(last_words)
         report["exitCode"] = code
         report["exception"] = last_words.text[:EXCEPTION] or signal_name(code)
         return with_lines(report, stream)
+
+    def raised(self, ranks: list[Stream]) -> tuple[Stream, LastWords] | None:
+        """Return the rank about to end by an exception of its own, and its last words.
+
+        torchrun may have lost a peer because of that.
+        """
+        for stream in sorted(ranks, key=lambda rank: rank.exception.time):
+            last_words = self.exception_at_end(stream)
+            is_own = last_words.is_exception and self.cause(last_words) == "Failure"
+            if is_own and was_ending(stream, -signal.SIGTERM, stream):
+                return stream, last_words
+        return None
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
         """Return the last words of a rank, with its exit code.
@@ -309,37 +306,3 @@ def on_success(result: bytes) -> Report:
         log(f"DDP_RESULT_FILE has {size} bytes as JSON; {RESULT} are the limit")
         found = {}
     return {"cause": "Succeeded", "result": found}
-
-
-def write(path: str, report: Report) -> None:
-    """Write the termination message. A pod without it still has its exit code."""
-    with suppress(OSError):
-        Path(path).write_text(as_message(report))
-
-
-def printable(text: str) -> str:
-    """Return a text without colours and other control characters."""
-    plain = COLOUR.sub("", text).replace("\t", " ")
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in plain)
-
-
-def as_message(report: Report) -> str:
-    """Return a report as a termination message. If it is too long, lines are left out first."""
-    report = {"agent": 1, **report}
-    if report.get("exception"):
-        report["exception"] = printable(report["exception"])
-    if report.get("lines"):
-        report["lines"] = list(map(printable, report["lines"]))
-    for name in FIGURES:
-        if not report.get(name):
-            report.pop(name, None)
-    text = json.dumps(report)
-    while len(text) > MESSAGE and report.get("lines"):
-        report["lines"] = report["lines"][1:]
-        text = json.dumps(report)
-    if len(text) > MESSAGE:
-        short = {name: value for name, value in report.items() if name not in FIGURES}
-        if "exception" in short:
-            short["exception"] = short["exception"][:200]
-        text = json.dumps(short)
-    return text

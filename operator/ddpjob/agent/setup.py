@@ -12,11 +12,12 @@ from pathlib import Path
 
 from . import EXCEPTION
 from .files import paths_below
+from .message import Report
 from .options import Options
 from .output import Output, Stream, log
 from .place import WORK, keep_setup
 from .processes import Process, start
-from .report import Report, last_line, with_lines
+from .report import last_line, with_lines
 
 # Comments of pip after an error.
 COMMENT = re.compile(r"^\s*(\[notice\]|note:|hint:).*", re.MULTILINE)

@@ -81,11 +81,12 @@ def summary(conversion: Conversion) -> str:
     """Return one line about a conversion."""
     count = conversion.dropped
     notes = len(conversion.remarks) - count
-    if not conversion.remarks:
-        return f"converted {conversion.source}: nothing was dropped"
-    things = "1 thing was dropped" if count == 1 else f"{count or 'no'} things were dropped"
+    things = "1 thing was" if count == 1 else f"{count} things were"
+    if not count:
+        things = "nothing was"
     about = f", {notes} to look at" if notes else ""
-    return f"converted {conversion.source}: {things}{about}, see the comments"
+    where = ", see the comments" if conversion.remarks else ""
+    return f"converted {conversion.source}: {things} dropped{about}{where}"
 
 
 def as_yaml(document: dict[str, Any]) -> str:
