@@ -47,7 +47,7 @@ soak-cluster: $(STAMP) ## random faults on a kind cluster for MINUTES=30, and a 
 
 MUTANTS := .venv-mutants
 MUTATED := build/mutants
-mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit tests must notice 95 % of them; half an hour
+mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit tests must notice 95 % of them; half an hour on two cores
 	@rm -rf $(MUTATED) && mkdir -p $(MUTATED)
 	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples docs $(MUTATED)
 	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator python ../../tests/mutants.py

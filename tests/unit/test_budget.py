@@ -351,6 +351,8 @@ def test_a_script_that_goes_missing_later_is_tried_again_without_a_budget():
     plan = plan_for(job, *pods)
     assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (0, 0))
     assert plan.status.last_failure.reason == Reason.SCRIPT_NOT_FOUND
+    other = a_pod(0, running()), a_pod(1, failed(torchrun_tail("raise")))
+    assert plan_for(job, *other).status.last_failure.reason == "WorkerFailed"
     assert plan.status.backoff == Backoff(3, at(20))
     # If its pods were only rejected before, the job has not shown that the script exists.
     job = a_running_job(attempts=(EndedAttempt(0, "Disruption"),))

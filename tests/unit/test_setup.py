@@ -11,6 +11,7 @@ from builders import (
     ended,
     failed,
     follower_summary,
+    observation,
     plan_for,
     running,
     starting,
@@ -95,8 +96,9 @@ def test_pods_that_have_not_met_after_their_setup_are_not_taken_for_lost():
 
 def test_the_startup_probe_of_a_users_own_is_no_setup():
     pods = [a_pod(index, setting_up()) for index in range(2)]
-    status = plan_for(a_running_job(ran=False), *pods, now=at(10)).status
-    assert status.reason == Reason.WAITING_FOR_PEERS
+    job = a_running_job(ran=False)
+    assert plan_for(job, *pods, now=at(10)).status.reason == Reason.WAITING_FOR_PEERS
+    assert not any(pod.sets_up for pod in observation(job, *pods).pods)
 
 
 def test_a_gang_that_has_met_is_not_in_its_setup_when_a_kubelet_starts_anew():
