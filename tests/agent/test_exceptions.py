@@ -118,6 +118,22 @@ def test_the_first_line_of_an_exception_is_found_in_its_traceback_and_in_itself(
     assert len(found.text) <= 500
 
 
+@pytest.mark.parametrize("prefix", ["W0712 convert_frame.py:844] [0/0] ", "  | ", "ERROR: "])
+def test_a_traceback_behind_the_prefix_of_a_log_is_none(prefix):
+    found = LastException()
+    found.take(f"{prefix}{TRACEBACK.decode()}\n{prefix}  File x\nEpoch: 1\n".encode(), 1.0)
+    assert not found.counts
+
+
+@pytest.mark.parametrize("bar", ["epoch 3: 95%|█ | 19/20 [00:01<00:00, 3it/s]", "loading … "])
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_a_traceback_may_begin_on_an_open_line(bar, mark):
+    found = LastException()
+    lines = [f"{bar}{mark}{TRACEBACK.decode()}", f"{mark}  File x", f"{mark}Oops: sample 17"]
+    found.take("\n".join([*lines, ""]).encode(), 1.0)
+    assert (found.text, found.counts) == ("Oops: sample 17", True)
+
+
 def test_a_traceback_in_a_message_is_a_part_of_the_message():
     error = RuntimeError("request failed\n" + TRACEBACK.decode() + "\nKeyError: 'user'")
     assert first_line(error)[0] == "RuntimeError: request failed"

@@ -458,3 +458,5 @@ def test_a_report_has_no_control_characters():
     text = "a \x1b[31mred\x1b[0m\tword \x00\u202e ü"
     report = json.loads(as_message({"cause": "Failure", "exception": text, "lines": [text]}))
     assert report["exception"] == report["lines"][0] == "a red word \ufffd\ufffd ü"
+    several = json.loads(as_message({"cause": "Failure", "exception": "a\nb\u3000c"}))
+    assert several["exception"] == "a\nb c"

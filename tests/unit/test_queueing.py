@@ -519,6 +519,14 @@ def test_a_job_that_lost_the_label_of_its_queue_gets_it_again_and_runs_on():
     plan = decide_for(job, default, pods=RUN, queue=None, has_default_queue=True)
     assert (plan.join_queue, plan.delete) == ("default", ())
     assert plan.status.phase == Phase.RUNNING
+    # If the label is refused, the job goes on until the next try, under all other rules.
+    refusal = Refusal(Reason.FORBIDDEN, "denied by a policy", at(30))
+    surroundings = {"queue": None, "has_default_queue": True, "refusal": refusal}
+    plan = decide_for(job, default, pods=RUN, **surroundings)
+    assert (plan.join_queue, plan.delete, plan.status.phase) == ("", (), Phase.RUNNING)
+    lost = a_pod(0, running(), deleted_at=NOW)
+    plan = decide_for(job, default, pods=[lost, RUN[1]], **surroundings)
+    assert plan.status.attempt.number == 1
 
 
 def test_a_job_that_is_taken_up_again_joins_before_its_first_pod():
@@ -577,5 +585,9 @@ def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_made_again(
     dying["metadata"]["annotations"] = marks
     plan = decide_for(job, workload, pods=[dying, pods[1]])
     assert (plan.delete, plan.status.attempt.latched) == ((), False)
+    # A finalizer of others must not keep the job from its other rules for ever.
+    held = a_pod(0, nodeSelector={host: "node-a"}, deleted_at=at(-3600))
+    held["metadata"]["annotations"] = marks
+    assert decide_for(job, workload, pods=[held, pods[1]]).status.attempt.number == 1
     plan = decide_for(replace(job, status=plan.status), workload, pods=pods[1:])
     assert (plan.new_pods, plan.status.attempt.number) == ((0,), 0)

@@ -202,6 +202,14 @@ async def test_a_workload_without_its_label_gets_it_again_and_is_no_lost_place()
     assert not await with_server(Cache(), server).recover(other)
 
 
+@pytest.mark.parametrize("state", [ApiState.OFF, ApiState.ABSENT, ApiState.UNREADABLE])
+async def test_without_kueue_no_workload_is_looked_for(state: ApiState) -> None:
+    job = a_job(TEAM)
+    found = places(Cache(), state)
+    found.writer = cast(Any, None)
+    assert not await found.recover(job)
+
+
 async def test_a_workload_that_lost_its_label_before_it_was_admitted_gets_it_again() -> None:
     job = a_job(TEAM)
     server = Server(without_label(a_workload(job)), [])
@@ -238,3 +246,15 @@ async def test_room_is_in_use_until_all_containers_of_a_pod_have_ended(
         pod["status"]["phase"] = phase
         found = with_server(Cache(), Server(body, [pod]))
         assert await found.take(job, step) is outcome
+
+
+async def test_a_job_that_ends_does_not_wait_for_kueue(caplog: Any) -> None:
+    async def read(request: Any) -> dict[str, Any] | None:
+        raise ApiError(500, "InternalError", "failed calling webhook")
+
+    found = places(Cache(), ApiState.SERVED)
+    found.writer = cast(Any, SimpleNamespace(read=read))
+    assert not await found.recover_if_possible(a_job(TEAM))
+    assert "cannot read its Workload" in caplog.text
+    with pytest.raises(ApiError):
+        await found.recover(a_job(TEAM))

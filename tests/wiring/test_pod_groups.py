@@ -198,6 +198,14 @@ async def test_a_deleted_group_of_pods_that_stay_is_created_again_before_a_pod_j
     assert server.asked == ["CREATE digits-7"]
 
 
+async def test_a_pod_joins_its_group_also_if_groups_cannot_be_read() -> None:
+    cache = Cache()
+    see_pod(cache, 0, "digits-0")
+    server = Server()
+    found = await pod_groups(server, cache, Kubernetes=ApiState.UNREADABLE).group_for(a_job())
+    assert (found, server.asked) == (FIRST, [])
+
+
 async def test_a_pod_that_joins_pods_without_a_group_has_none_either() -> None:
     # It would wait for ever for others in its group.
     cache = Cache()

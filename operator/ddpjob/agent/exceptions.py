@@ -15,9 +15,11 @@ HEADER = b"Traceback (most recent call last):"
 
 # torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
-# It may follow a progress bar, and may not be that of an exception within a group.
+# It may follow a progress bar, with or without the mark. It may not be that of an exception within
+# a group, in a message, or behind the prefix of a log.
 BEGIN = re.compile(
-    r"(?:(  \+ Exception Group )|(?!\s*[|+]).*)?Traceback \(most recent call last\):$"
+    r"(?:(  \+ Exception Group )|(?!\s*[|+])(?:.*\[rank\d+\]: |.*(?<![\]:] )(?<!Original )))?"
+    r"Traceback \(most recent call last\):$"
 )
 MARGIN = ""
 GROUP_MARGIN = "  | "

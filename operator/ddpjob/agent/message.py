@@ -51,9 +51,10 @@ def as_message(report: Report) -> str:
 
 def printable(text: str) -> str:
     """Return a text without colours and other control characters."""
-    plain = COLOUR.sub("", text)
-    plain = plain.replace("\t", " ")
     shown = ""
-    for one in plain:
-        shown += one if one.isprintable() else "\N{REPLACEMENT CHARACTER}"
+    for one in COLOUR.sub("", text):
+        if one.isprintable() or one == "\n":
+            shown += one
+        else:
+            shown += " " if one.isspace() else "\N{REPLACEMENT CHARACTER}"
     return shown

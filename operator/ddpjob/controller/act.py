@@ -191,7 +191,9 @@ class Actor:
         existing = await self._find_existing(job, plan.confirm)
         if existing:
             return await self._keep(job, existing)
-        if _leaves_place(job.status, plan.status) and await self.places.recover(job):
+        if plan.status.place.number > job.status.place.number and await self.places.recover(job):
+            return AGAIN
+        if _leaves_place(job.status, plan.status) and await self.places.recover_if_possible(job):
             return AGAIN
         if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
             return AGAIN
@@ -482,10 +484,9 @@ class Actor:
 
 def _leaves_place(before: Status, after: Status) -> bool:
     """Return True if a job no longer needs the place that it has asked for."""
-    takes_new_place = after.place.number > before.place.number
     ends = after.finished and not before.finished
     is_held = after.has(Condition.SUSPENDED) and not before.has(Condition.SUSPENDED)
-    return takes_new_place or ends or is_held
+    return ends or is_held
 
 
 def _earliest(*waits: float | None) -> float | None:

@@ -92,6 +92,10 @@ class Inquiries:
                 last = self._asked.get(uid) or Asked(0.0, 0)
                 self._keep(uid, replace(last, time=self._clock(), attempt=question.attempt))
                 waiting[uid] = question
+        for uid in before.keys() - waiting.keys():
+            # It was not asked, so it may be asked again at once.
+            last = self._asked.get(uid) or Asked(0.0, 0)
+            self._keep(uid, replace(last, time=self._clock() - INTERVAL))
         self._let_wait(key, waiting)
         self._ask_next()
 

@@ -99,6 +99,8 @@ class Places:
         place = job.status.place
         if not place.number or self.cache.workload_of(job):
             return False
+        if self.queues.state_in(job.namespace) is not ApiState.SERVED:
+            return False
         name = kueue.workload_name(job.name, job.uid, place.number)
         request = Request(Verb.GET, WORKLOADS, job.namespace, name)
         body = await self.writer.read(request) or {}
@@ -106,6 +108,14 @@ class Places:
         if found is None or found.job != job.identity or place.uid not in ("", found.uid):
             return False
         return self.cache.workloads.restore(await self._with_label(body, found))
+
+    async def recover_if_possible(self, job: Job) -> bool:
+        """Do the same for a job that ends or is held, which must not wait for Kueue."""
+        try:
+            return await self.recover(job)
+        except CallFailed as error:
+            log.warning("%s/%s: cannot read its Workload: %s", job.namespace, job.name, error)
+            return False
 
     async def _with_label(self, body: Dict, workload: Workload) -> Dict:
         """Return a Workload with the label by which the operator watches it.

@@ -100,12 +100,16 @@ class PodGroups:
         own = [name for name in found if names.is_group_of(job.name, name.name)]
         if not own:
             return None
+        backend = BY_NAME[own[0].backend]
+        extension = self.extensions[backend.name]
+        await extension.wait_for_first_look()
         for group in self._groups(job):
             if group.id == own[0]:
                 await self._fit(job, group)
                 return group.id
+        if extension.state_in(job.namespace) is not ApiState.SERVED:
+            return own[0]
         # Someone has deleted it. A scheduler binds no pod without its group.
-        backend = BY_NAME[own[0].backend]
         attempt = names.attempt_of_group(own[0].name)
         return await self._create(job, backend, attempt, pod_template(job, self.settings))
 

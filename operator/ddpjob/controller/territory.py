@@ -119,7 +119,10 @@ class Territory:
         """
         if namespace in self.excluded:
             return await self._why_excluded(namespace)
-        mark = self.marks[namespace]
+        mark = self.marks.get(namespace)
+        if mark is None:
+            # It was forgotten with the last job of the namespace. The next look claims it.
+            return ""
         wait = max(0.0, mark.changed + DURATION - self.clock())
         end = format_time(self.now() + timedelta(seconds=wait))
         return (

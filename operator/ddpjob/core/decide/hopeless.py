@@ -180,7 +180,8 @@ def _steps_without_progress(failure: Failure) -> Sequence[int]:
     began: int | None = None
     failures = failure.failures_before + 1
     for ended in failure.attempts:
-        has_failed = ended.cause in FAILED
+        # A script that went missing uses no budget.
+        has_failed = ended.cause in FAILED and ended.reason != Reason.SCRIPT_NOT_FOUND
         if has_failed and failures == 0:
             break
         failures -= has_failed

@@ -54,7 +54,7 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if spec.lifecycle.suspended:
         return Finding(Reason.SUSPENDED, SUSPENDED)
     if obs.queue is None:
-        return _leaves(obs)
+        return None if _rejoins(obs) else _leaves(obs)
     if obs.kueue is not ApiState.SERVED:
         if _runs(obs):
             # A running job goes on, and no other job begins.
@@ -112,15 +112,22 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
         return False
     if spec.lifecycle.suspended:
         return False
-    if obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE:
-        # With a place there, only the label was lost, as by `kubectl replace` of the user's
-        # manifest.
+    if _rejoins(obs):
         return True
     # A resumed job gets new pods.
     has_begun = obs.current or obs.status.attempt.latched
     goes_on = has_begun and not obs.status.has(Condition.SUSPENDED)
     has_room = any(one.has_quota for one in obs.workloads)
     return not (goes_on or obs.unreleased or has_room)
+
+
+def _rejoins(obs: Observation) -> bool:
+    """Return True if a job has only lost the label of the default queue: it has a place there.
+
+    `kubectl replace` of the user's manifest does so.
+    """
+    has_place = obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE
+    return has_place and obs.has_default_queue is not False
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:

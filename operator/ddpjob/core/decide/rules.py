@@ -10,7 +10,7 @@ nor repeat a restart.
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import stamp_conditions
@@ -19,7 +19,7 @@ from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import at_clock
-from ddpjob.core.api.times import format_time
+from ddpjob.core.api.times import format_time, later
 from ddpjob.core.decide import timers
 from ddpjob.core.decide.accounting import run_account
 from ddpjob.core.decide.causes import Undecided, judge, judge_silence
@@ -66,7 +66,7 @@ from ddpjob.core.decide.restarts import give_way, resize, restart_or_fail, retry
 from ddpjob.core.decide.suspension import resume, suspend
 from ddpjob.core.decide.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.decide.transitions import begin, complete, recover, stop
-from ddpjob.core.observe.observation import Observation, Refusal, TrainerState
+from ddpjob.core.observe.observation import Observation, Pod, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan, counted, create_gang
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
@@ -74,6 +74,9 @@ Rule = Callable[[Observation, Spec, datetime], Plan | None]
 # Seconds before the next look while the default LocalQueues are not read yet. Their first answer is
 # a reason for a look too.
 SOON = 1.0
+
+# A deleted pod without a node is gone at once, unless a finalizer of others holds it.
+MISPLACED_TIME = timedelta(seconds=30)
 
 # Seconds between two looks at a job waiting for an older one.
 YIELD_INTERVAL = 5.0
@@ -230,12 +233,15 @@ def default_queue_takes_the_job(obs: Observation, spec: Spec, now: datetime) -> 
     if obs.has_default_queue is None:
         # The operator has just started.
         return Plan(obs.status, wake_after=SOON)
-    if obs.unreleased:
-        return Plan(recount(obs), join_queue=DEFAULT_QUEUE)
     refusal = obs.refusal
     if refusal and refusal.is_too_early(now):
+        if obs.unreleased:
+            # A running job has only lost its label.
+            return None
         # Pods without the label would be held one by one.
         return Plan(describe(obs, Phase.PENDING, refusal.reason, refusal.message))
+    if obs.unreleased:
+        return Plan(recount(obs), join_queue=DEFAULT_QUEUE)
     message = f"joins the LocalQueue {DEFAULT_QUEUE}, which takes the jobs of its namespace"
     status = describe(obs, Phase.PENDING, Reason.QUEUED, message)
     return Plan(status, join_queue=DEFAULT_QUEUE)
@@ -288,14 +294,21 @@ def nodes_were_changed(obs: Observation, spec: Spec, now: datetime) -> Plan | No
 
 
 def queue_has_replaced_a_node(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    pods = misplaced(obs)
+    pods = [pod for pod in misplaced(obs) if not _is_overdue(pod, now)]
     if not pods:
         return None
     delete = tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods if not pod.deleting)
     status = recount(obs)
     # Such a pod is not lost: it is created again, and the attempt goes on.
     attempt = replace(status.attempt, latched=False)
-    return Plan(replace(status, attempt=attempt), delete=delete)
+    wake_after = MISPLACED_TIME.total_seconds()
+    return Plan(replace(status, attempt=attempt), delete=delete, wake_after=wake_after)
+
+
+def _is_overdue(pod: Pod, now: datetime) -> bool:
+    """Return True if a pod without a node is still there long after its deletion."""
+    deadline = pod.deletion_deadline
+    return deadline is not None and now >= later(deadline, MISPLACED_TIME)
 
 
 def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
