@@ -1,5 +1,7 @@
 """An observation: a job and its pods, by attempt and index."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     NOW,
@@ -19,13 +21,21 @@ from builders import (
 
 from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.observe.observation import LONGEST_RETRY, Observation, Refusal
+from ddpjob.core.observe.observation import LONGEST_RETRY, Observation, Refusal, observe
 
 
 def test_pods_are_sorted_by_attempt_and_index():
     bodies = a_pod(10, attempt=1), a_pod(9, attempt=1), a_pod(0)
     pods = observation(a_running_job(nodes=11, attempt=1), *bodies).pods
     assert [pod.name for pod in pods] == ["digits-0-0", "digits-1-9", "digits-1-10"]
+
+
+def test_two_pods_of_a_node_have_one_order():
+    job = a_running_job(attempt=1, births=(0, 1))
+    kept = replace(read_pods(a_pod(0, running()))[0], attempt=1)
+    (new,) = read_pods(a_pod(0, running(), attempt=1))
+    for pods in ([kept, new], [new, kept]):
+        assert [pod.name for pod in observe(job, pods).pods] == ["digits-0-0", "digits-1-0"]
 
 
 def test_missing_are_the_indices_of_this_attempt_without_a_pod():

@@ -470,7 +470,7 @@ def observe(
             gang.append(_with_setup(pod, job) if pod.sets_up else pod)
         else:
             strays.append(pod.name)
-    gang.sort(key=lambda pod: (pod.attempt, pod.index))
+    gang.sort(key=lambda pod: (pod.attempt, pod.index, pod.born))
     return Observation(job, tuple(gang), refusal, tuple(sorted(strays)), **surroundings)
 
 
