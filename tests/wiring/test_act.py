@@ -15,11 +15,21 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.places import Outcome
 from ddpjob.core.api.conditions import set_condition, stamp_conditions
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Attempt
-from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
+from ddpjob.core.plan import (
+    Assign,
+    Delete,
+    Event,
+    Owned,
+    PlaceAction,
+    PlaceStep,
+    Plan,
+    create_gang,
+)
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
 
@@ -189,3 +199,13 @@ async def test_the_words_of_a_queue_are_written_once_a_minute(
     clock.time = interval
     await look("waits for room in the queue team: too few pods")
     assert writer.sent == ["UPDATE ddpjobs/status"] * 2
+
+
+async def test_room_in_use_is_looked_at_again_soon(actor, carry_out):
+    """No event follows if the last container of a pod has ended before the pod does."""
+
+    async def take(job, step):
+        return Outcome.IN_USE
+
+    actor.places = SimpleNamespace(take=take)
+    assert await carry_out(place=PlaceStep(PlaceAction.CREATE)) <= 2.0

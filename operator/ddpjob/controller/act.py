@@ -63,6 +63,10 @@ AGENT_INTERVAL = 25.0
 AGAIN = 0.0
 LATER = 30.0
 
+# Seconds until the room of a job is looked at again. The last container of a pod ends before the
+# pod does, and no event of the job follows.
+ROOM_INTERVAL = 2.0
+
 
 @dataclass(slots=True)
 class Memory:
@@ -290,7 +294,7 @@ class Actor:
         else:
             if is_new:
                 memory.refusals = 0
-            waits = {Outcome.DONE: None, Outcome.CHANGED: AGAIN, Outcome.IN_USE: LATER}
+            waits = {Outcome.DONE: None, Outcome.CHANGED: AGAIN, Outcome.IN_USE: ROOM_INTERVAL}
             return waits[outcome]
         return AGAIN
 
