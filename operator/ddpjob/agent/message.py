@@ -17,7 +17,7 @@ RESULT = MESSAGE - 200
 # Entries left out of a report if they are empty, or if it is too long.
 FIGURES = ("steps", "total", "trained")
 
-# A sequence for a terminal.
+# A control sequence of a terminal, such as a colour.
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 

@@ -87,7 +87,7 @@ class Territory:
         """
         if namespace in self.excluded:
             return False
-        # A mark without a holder is as good as none.
+        # A mark without a holder does not count.
         mark = self.marks.get(namespace) if self.holder_of(namespace) else None
         age = self.clock() - mark.checked if mark else float("inf")
         is_own = self.has_mark(namespace)
