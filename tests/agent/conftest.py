@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ports import free_port
+
+from ddpjob.local.ports import free_port
 
 from .forks import Zygote
 from .kubelet import Pod

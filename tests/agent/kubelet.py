@@ -1,5 +1,6 @@
 """A pod of the agent alone: the tests write its assignments, and read its log and its message."""
 
+import http.client
 import json
 import os
 import signal
@@ -187,6 +188,9 @@ class Pod:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, ""
+        except http.client.RemoteDisconnected:
+            # This process waited for a processor for so long that the agent closed the connection.
+            return self.get(path)
 
     def is_up(self) -> bool:
         """Return True if the agent listens on its port."""

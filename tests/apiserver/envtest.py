@@ -21,9 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ports import free_port
-
 from ddpjob.core.api.kubernetes import NEWEST
+from ddpjob.local.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
@@ -114,14 +113,6 @@ def find_binaries() -> dict[str, str]:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports that were free a moment ago."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return list(found)
-
-
 class ApiServer:
     """etcd and kube-apiserver with their data in `folder`.
 
@@ -137,7 +128,7 @@ class ApiServer:
         self.kubectl_path = binaries["kubectl"]
         self._binaries = binaries
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd_port, self._peer_port, self._port = free_ports(3)
+        self._etcd_port, self._peer_port, self._port = free_port(), free_port(), free_port()
         self.url = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = folder / "kubeconfig"
         self.certificate = folder / "certs" / "apiserver.crt"

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from envtest import ADMIN_TOKEN, MERGE, Answer, ApiServer, free_ports
+from envtest import ADMIN_TOKEN, MERGE, Answer, ApiServer
 
 from ddpjob.cli import main
+from ddpjob.local.ports import free_port
 
 SUMMARY = """[rank1]: ValueError: boom
 Root Cause (first observed failure):
@@ -47,7 +48,7 @@ class Operator:
     context: BaseContext = FORKS
 
     def __init__(self, folder: Path, kubeconfig: Path, *options: str) -> None:
-        self.port = free_ports(1)[0]
+        self.port = free_port()
         self._log = folder / f"operator-{self.port}.log"
         arguments = [f"--kubeconfig={kubeconfig}", *options, f"--http-port={self.port}"]
         self.process = self._start(["operator", *arguments, "--log-format=plain"])

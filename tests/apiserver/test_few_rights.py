@@ -117,9 +117,10 @@ def test_doctor_finds_the_quota_by_which_the_api_server_refuses_a_pod(
         pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
         return apiserver.request("POST", path_of("pods", namespace) + "?dryRun=All", pod)
 
-    answer = create_pod()
-    assert answer.code == 403
-    assert "must specify limits.memory for: c; requests.cpu for: c" in answer.body["message"]
+    # Admission plugins read quotas and limit ranges from caches, which follow a moment later.
+    apiserver.wait_for(lambda: create_pod().code == 403)
+    refusal = "must specify limits.memory for: c; requests.cpu for: c"
+    assert refusal in create_pod().body["message"]
     found = run(editor, "doctor")
     assert (found.exit_code, lines_of(found.stdout)["Quota"]) == (1, "!!")
     assert "requests.cpu, limits.memory" in found.stdout
@@ -128,7 +129,7 @@ def test_doctor_finds_the_quota_by_which_the_api_server_refuses_a_pod(
     defaults = {"type": "Container", "default": {"memory": "1Gi"}, "defaultRequest": {"cpu": "1"}}
     limits = {"metadata": {"name": "defaults"}, "spec": {"limits": [defaults]}}
     assert apiserver.request("POST", path_of("limitranges", namespace), limits).code == 201
-    assert create_pod().code == 201
+    apiserver.wait_for(lambda: create_pod().code == 201)
     assert lines_of(run(editor, "doctor").stdout)["Quota"] == "ok"
 
 

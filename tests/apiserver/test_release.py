@@ -12,7 +12,9 @@ from types import ModuleType
 
 import pytest
 import yaml
-from envtest import ADMIN_TOKEN, ROOT, ApiServer, free_ports
+from envtest import ADMIN_TOKEN, ROOT, ApiServer
+
+from ddpjob.local.ports import free_port
 
 CHART = ROOT / "charts" / "ddpjob-operator"
 
@@ -183,4 +185,4 @@ def test_helm_test_fails_with_a_message_if_the_operator_is_not_ready(
     with pytest.raises(
         SystemExit, match=r"failed: the operator is ready: expected 200, got 0: .*refused"
     ):
-        helm_test.main(f"http://127.0.0.1:{free_ports(1)[0]}/readyz", namespace)
+        helm_test.main(f"http://127.0.0.1:{free_port()}/readyz", namespace)

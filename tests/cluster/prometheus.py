@@ -20,9 +20,9 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
 import yaml
-from ports import free_port
 
 from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
+from ddpjob.local.ports import free_port
 
 from .cluster import SYSTEM, Cluster
 from .commands import ROOT, CommandFailed, Object, Unavailable, run, wait_until

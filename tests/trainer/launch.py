@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from fork_server import ForkServer
-from ports import free_port
+
+from ddpjob.local.ports import free_port
 
 DEADLINE = 240.0  # seconds; a test reaches it only if a process hangs
 # Prefixes of variables that a launcher or a test may have set.

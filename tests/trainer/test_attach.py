@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ports import free_port
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -29,6 +28,7 @@ from ddp_trainer.ranks.group import attach
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.run.evaluation import evaluate, evaluation_shards
 from ddp_trainer.run.interrupt import StopVote
+from ddpjob.local.ports import free_port
 
 from . import launch
 

@@ -4,7 +4,8 @@ import json
 import signal
 
 import pytest
-from ports import free_port
+
+from ddpjob.local.ports import free_port
 
 from .launch import Run, alone, finish
 

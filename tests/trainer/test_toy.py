@@ -7,13 +7,13 @@ import sys
 import psutil
 import pytest
 import torch
-from ports import free_port
 
 from ddp_trainer.cli import main
 from ddp_trainer.cli.options import ToyOptions
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads import messages
 from ddp_trainer.workloads import toy as workload
+from ddpjob.local.ports import free_port
 
 from .launch import (
     TRAINER,

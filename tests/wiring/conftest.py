@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from fake_api import FakeApi
-from ports import free_port
 
 from ddpjob.controller.main import Options, operate
 from ddpjob.kube.api import ApiClient, configuration
+from ddpjob.local.ports import free_port
 
 Work = Coroutine[Any, Any, Any]
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-# Requests answered at a time, and seconds to wait for the rest of one.
-CLIENTS = 32
-REQUEST_SECONDS = 0.2
+# Connections at a time, and seconds to wait for the request of one: as long as a probe waits for its
+# answer, because a kubelet on a busy node sends the request late.
+CLIENTS = 128
+REQUEST_SECONDS = 1.0
 
 OK = "200 OK"
 UNAVAILABLE = "503 Service Unavailable"
@@ -58,7 +59,7 @@ class Port:
     def answer(self, connection: socket.socket) -> None:
         # Errors concern this request only: a client may go, or an answer may change meanwhile.
         with suppress(Exception), connection:
-            # A silent client must not keep the kubelet waiting.
+            # A silent client must not take a place for ever.
             connection.settimeout(REQUEST_SECONDS)
             words = connection.recv(4096).decode(errors="replace").split(" ")
             path = words[1] if len(words) > 1 else ""

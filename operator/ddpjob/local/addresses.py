@@ -1,16 +1,8 @@
 """Addresses of agents on this machine."""
 
-import errno
-import random
-import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from ddpjob.core.api.job import Job
-
-# Below the ports that a system gives to outgoing connections (from 32768 on Linux): one of these
-# could take the port before torchrun listens on it.
-PORTS = range(11_000, 15_000)
 
 
 class LocalAddresses:
@@ -47,14 +39,3 @@ class LocalAddresses:
         if pod not in self._agent_ports:
             self._agent_ports[pod] = self._free_port()
         return self._agent_ports[pod]
-
-
-def free_port() -> int:
-    """Return a port of PORTS with no listening process at the moment. Raises OSError."""
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            # A closed connection may still hold the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            return port
-    raise OSError(errno.EADDRINUSE, f"all ports from {PORTS.start} to {PORTS.stop - 1} are in use")

@@ -23,9 +23,10 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.jobs.run_metrics import is_for_people, parse_metric
-from ddpjob.local.addresses import LocalAddresses, free_port
+from ddpjob.local.addresses import LocalAddresses
 from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
+from ddpjob.local.ports import free_port
 from ddpjob.local.run_files import RunFiles, write_whole
 from ddpjob.local.translate import translate
 
