@@ -105,9 +105,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests of a worker. Tests of equal places stay as collected."""
+    """Sort the tests of a worker."""
     if is_worker(config):
-        items.sort(key=scheduling.place_of)
+        scheduling.sort(items)
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -61,8 +61,11 @@ ORDER = (
     # It looks at a job waiting since the cluster was made.
     f"{CLUSTER}test_waiting.py",
     RECIPES,
-    "tests/wiring/",
 )
+
+# These tests mostly wait. They are spread among the files without an entry, so that no processor
+# waits with them.
+WAITING = "tests/wiring/"
 
 
 def group_of(nodeid: str) -> str:
@@ -79,6 +82,18 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
     group = group_of(item.nodeid)
     places = [place for place, start in enumerate(ORDER) if group.startswith(start)]
     return min(places, default=len(ORDER)), shares
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Sort the tests of a worker by place, the waiting ones spread among the others of theirs."""
+    waiting = [item for item in items if item.nodeid.startswith(WAITING)]
+    computing = [item for item in items if not item.nodeid.startswith(WAITING)]
+    fractions = {
+        item: position / len(kind)
+        for kind in (waiting, computing)
+        for position, item in enumerate(kind)
+    }
+    items.sort(key=lambda item: (*place_of(item), fractions[item]))
 
 
 def run_name() -> str:

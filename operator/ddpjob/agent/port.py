@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-# Connections at a time, and seconds to wait for the request of one: as long as a probe waits for its
-# answer, because a kubelet on a busy node sends the request late.
+# Connections at a time, and seconds to wait for the request of one: as long as a probe waits for
+# its answer, because a kubelet on a busy node sends the request late.
 CLIENTS = 128
 REQUEST_SECONDS = 1.0
 
