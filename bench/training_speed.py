@@ -52,7 +52,7 @@ DROPPED = 3
 STARTS = 5
 
 # Setting any tunable keeps the trainer from changing malloc; this one has its default value. See
-# docs/decisions/0008-freed-memory.md.
+# "Smaller choices" in docs/developers/design.md.
 DEFAULT_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
 
 # Seconds per step of each variant, one number per turn.

@@ -1,5 +1,6 @@
 """The links of what is shown to people: on PyPI, on Artifact Hub, on the site and on GitHub."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -16,6 +17,7 @@ broken, links, in_repository = LINKS["broken"], LINKS["links"], LINKS["in_reposi
 REPOSITORY, FILES = LINKS["REPOSITORY"], LINKS["FILES"]
 CHART = load_yaml((ROOT / "charts/ddpjob-operator/Chart.yaml").read_text())
 WHEELS = ("operator", "trainer")
+INSIDE = re.compile(r"decisions/|developers/design")
 
 
 def listed(*patterns):
@@ -30,6 +32,13 @@ def project(wheel):
 
 
 # A page
+
+
+def test_a_page_for_users_links_to_nothing_of_the_inside():
+    pages = [ROOT / "README.md", *listed("docs/users/*.md", "docs/workloads/*.md")]
+    for page in pages:
+        inner = [link for link in links(page.read_text()) if INSIDE.search(link)]
+        assert inner == [], page
 
 
 @pytest.mark.parametrize(

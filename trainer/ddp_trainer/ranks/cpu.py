@@ -21,8 +21,8 @@ def schedule_as_batch() -> None:
     """Set the policy SCHED_BATCH (sched(7)) for this thread and those started by it later.
 
     A waking thread then does not preempt a running one. gloo's threads wake several times in an
-    all-reduce. With the default policy, it takes milliseconds longer
-    (docs/decisions/0007-batch-scheduling.md). The policy needs no privilege.
+    all-reduce. With the default policy, it takes milliseconds longer ("Smaller choices" in
+    docs/developers/design.md). The policy needs no privilege.
     """
     # Only Linux has this policy.
     if not hasattr(os, "SCHED_BATCH"):
@@ -37,8 +37,8 @@ def keep_freed_memory(up_to: int = LARGEST_KEPT) -> None:
     """Let glibc's malloc keep freed pieces of up to `up_to` bytes for the next allocation.
 
     A step allocates and frees the same tensors as the step before. By default much of that memory
-    goes back to Linux each time (docs/decisions/0008-freed-memory.md). If malloc's thresholds or
-    tunables are set already, they are kept.
+    goes back to Linux each time ("Smaller choices" in docs/developers/design.md). If malloc's
+    thresholds or tunables are set already, they are kept.
     """
     is_chosen = any(name in os.environ for name in MALLOC_VARIABLES)
     is_tuned = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
