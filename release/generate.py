@@ -26,6 +26,7 @@ from ddpjob.core.api.status import Status
 # The modules beside this one. Tests run it by its path.
 sys.path.insert(0, str(Path(__file__).parent))
 from crd import crd_text, spec_schema
+from kinds import kinds_text
 from spec_fields import table_of_fields, types_text
 
 ROOT = Path(__file__).parents[1]
@@ -156,6 +157,7 @@ def _example(workload: str) -> str:
 # The text of each file, by its path.
 FILES: Mapping[str, Callable[[], str]] = {
     CRD: crd_text,
+    "operator/ddpjob/core/api/pod_kinds.yaml": kinds_text,
     "operator/ddpjob/jobs/spec_fields.py": types_text,
     **{path: partial(_with_parts, path) for path in PARTS},
     **{f"examples/{name}.yaml": partial(_example, name) for name in workloads()},

@@ -4,6 +4,7 @@ import copy
 import re
 import uuid
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from envtest import APPLY, CRD, MERGE, Answer, ApiServer
 
 from ddpjob import DDPJob
+from ddpjob.core.api.kinds import kinds
 from ddpjob.core.api.kubernetes import NEWEST, NEWEST_MINOR
 from ddpjob.core.api.profiles import catalog
 from ddpjob.core.api.readers import SpecError
@@ -1173,6 +1175,25 @@ def test_the_pod_shapes_are_those_of_the_newest_kubernetes(
         assert theirs <= ours
     if minor >= NEWEST_MINOR:
         assert ours <= theirs
+
+
+def test_the_kinds_within_a_pod_are_those_of_the_newest_kubernetes(apiserver: ApiServer) -> None:
+    minor = int(apiserver.request("GET", "/version").body["minor"])
+    if minor != NEWEST_MINOR:
+        pytest.skip(f"compares Kubernetes {NEWEST}")
+    schemas = apiserver.request("GET", "/openapi/v3/api/v1").body["components"]["schemas"]
+    prefixes = ("io.k8s.api.core.v1.", "io.k8s.apimachinery.pkg.apis.meta.v1.")
+    theirs = {
+        name.removeprefix(prefix): set(schema.get("properties", {}))
+        for name, schema in schemas.items()
+        for prefix in prefixes
+        if name.startswith(prefix)
+    }
+    ours = {kind: set(fields) for kind, fields in kinds().items()}
+    assert ours == {kind: theirs[kind] for kind in ours}
+    # A kind within itself would have no end.
+    graph = {kind: filter(None, fields.values()) for kind, fields in kinds().items()}
+    TopologicalSorter(graph).prepare()
 
 
 def test_a_field_that_the_crd_does_not_know_is_refused_by_both_validations(

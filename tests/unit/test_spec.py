@@ -583,10 +583,19 @@ def test_an_unknown_field_is_refused_before_a_wrong_one():
         Spec.from_user({"imagee": "i", "args": []})
 
 
-@pytest.mark.parametrize("value", [ENDLESS, DEEP, {"x": ENDLESS}])
-def test_values_of_any_shape_may_be_deep(value):
-    fields = a_spec(env=[{"name": "A", "valueFrom": {"x": value}}], resources={"claims": [value]})
-    assert Spec.from_user(fields).pod_fields["resources"]["claims"] == [value]
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"configMap": {"name": ENDLESS}},
+        {"configMap": {"name": DEEP}},
+        {"configMap": {"name": {"x": ENDLESS}}},
+        {"projected": {"sources": ENDLESS}},
+        {"projected": {"sources": DEEP}},
+    ],
+)
+def test_values_of_any_shape_may_be_deep(source):
+    volume = {"name": "v", **source}
+    assert Spec.from_user(a_spec(volumes=[volume])).pod_fields["volumes"] == [volume]
 
 
 def test_unknown_fields_are_listed_in_alphabetical_order():
@@ -631,6 +640,20 @@ def test_fields_of_kubernetes_own_shapes_are_not_checked():
             {"podTemplate": {"spec": {"later": {}}}},
             "spec.podTemplate.spec.later: unknown field (DDPJobs have the pod fields of "
             f"Kubernetes {NEWEST})",
+        ),
+        (
+            {"volumes": [{"name": "d", "persistentVolumeClaim": {"readonly": True}}]},
+            "spec.volumes[0].persistentVolumeClaim.readonly: unknown field (did you mean "
+            "'readOnly'?)",
+        ),
+        (
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"nam": "s"}}}]},
+            "spec.env[0].valueFrom.secretKeyRef.nam: unknown field (did you mean 'name'?)",
+        ),
+        (
+            {"podTemplate": {"spec": {"containers": [{"securityContext": {"runAsUsr": 1}}]}}},
+            "spec.podTemplate.spec.containers[0].securityContext.runAsUsr: unknown field (did you "
+            "mean 'runAsUser'?)",
         ),
         (
             {"podTemplate": {"metadata": {"ddpjob.dev/x": "7"}}},

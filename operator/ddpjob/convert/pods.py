@@ -10,6 +10,7 @@ from typing import Any
 from ddpjob.convert.draft import Draft, names_of, reason_against_variable
 from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
 from ddpjob.core.api import names, profiles, shapes
+from ddpjob.core.api.kinds import kind_of_pod_field
 from ddpjob.core.api.kueue import LABEL_PRIORITY, LABEL_QUEUE
 from ddpjob.core.api.readers import (
     Dict,
@@ -83,7 +84,7 @@ def _read_pod(draft: Draft, pod: Any, path: str, container: str) -> None:
                 f"{at}.name: {names.TRAINER} is the container that trains in a DDPJob; give the "
                 "sidecar another name"
             )
-        sidecars.append(_pruned(draft, one, _container_shape(), at))
+        sidecars.append(_pruned(draft, one, _container_shape(), "Container", at))
     if sidecars:
         draft.pod["containers"] = sidecars
 
@@ -105,21 +106,22 @@ def _to_spec(key: str) -> Row:
     """Return the row of a field with the same name and shape in the spec."""
 
     def row(draft: Draft, value: Any, path: str) -> None:
-        draft.set(key, _pruned(draft, value, shapes.shapes()[key], path), path)
+        kind = kind_of_pod_field(key)
+        draft.set(key, _pruned(draft, value, shapes.shapes()[key], kind, path), path)
 
     return row
 
 
-def _to_pod(key: str) -> Row:
+def _to_pod(key: str, shape: Dict, kind: str) -> Row:
     def row(draft: Draft, value: Any, path: str) -> None:
-        draft.pod[key] = _pruned(draft, value, _pod_shape()["properties"][key], path)
+        draft.pod[key] = _pruned(draft, value, shape, kind, path)
 
     return row
 
 
-def _to_trainer(key: str) -> Row:
+def _to_trainer(key: str, shape: Dict, kind: str) -> Row:
     def row(draft: Draft, value: Any, path: str) -> None:
-        draft.trainer[key] = _pruned(draft, value, _container_shape()["properties"][key], path)
+        draft.trainer[key] = _pruned(draft, value, shape, kind, path)
 
     return row
 
@@ -151,7 +153,7 @@ def _env(draft: Draft, value: Any, path: str) -> None:
         else:
             kept.append(item)
     if kept:
-        draft.set("env", _pruned(draft, kept, shapes.shapes()["env"], path), path)
+        draft.set("env", _pruned(draft, kept, shapes.shapes()["env"], "EnvVar", path), path)
 
 
 def _ports(draft: Draft, value: Any, path: str) -> None:
@@ -164,7 +166,7 @@ def _ports(draft: Draft, value: Any, path: str) -> None:
         else:
             kept.append(port)
     if kept:
-        draft.trainer["ports"] = kept
+        draft.trainer["ports"] = _pruned(draft, kept, {}, "ContainerPort", path)
 
 
 def _pod_labels(kind: str) -> Row:
@@ -244,7 +246,8 @@ TRAINER_EXCEPTIONS: Table = {
 
 
 def _pod_table() -> Table:
-    of_pod = {key: _to_pod(key) for key in _pod_shape()["properties"]}
+    known = shapes.known_fields(_pod_shape(), "PodSpec")
+    of_pod = {key: _to_pod(key, *inner) for key, inner in known.items()}
     in_spec = {key: _to_spec(key) for key in of_pod if key in shapes.shapes()}
     # spec.resources is for the container. A pod's own resources are different.
     in_spec.pop("resources", None)
@@ -252,28 +255,29 @@ def _pod_table() -> Table:
 
 
 def _trainer_table() -> Table:
-    of_container = {key: _to_trainer(key) for key in _container_shape()["properties"]}
+    known = shapes.known_fields(_container_shape(), "Container")
+    of_container = {key: _to_trainer(key, *inner) for key, inner in known.items()}
     in_spec = {key: _to_spec(key) for key in of_container if key in shapes.shapes()}
     image: Table = {"image": lambda draft, value, path: draft.set("image", value, path)}
     return {**of_container, **in_spec, **image, **TRAINER_EXCEPTIONS}
 
 
-def _pruned(draft: Draft, value: Any, shape: Dict, path: str) -> Any:
-    """Return a value without the fields unknown to its shape. Remark on each of them."""
-    if isinstance(value, Mapping) and shape.get("type") == "object":
-        known = shape.get("properties", {})
-        kept = {}
-        for key, item in value.items():
-            inner = known.get(key, shape.get("additionalProperties"))
-            if inner is None and item is not None:
-                drop_unknown(draft, item, f"{path}.{key}", known)
-            elif inner is not None:
-                kept[key] = _pruned(draft, item, inner, f"{path}.{key}")
-        return kept
-    if isinstance(value, list) and "items" in shape:
+def _pruned(draft: Draft, value: Any, shape: Dict, kind: str, path: str) -> Any:
+    """Return a value without unknown fields. Remark on each of them."""
+    if isinstance(value, list):
+        inner = shape.get("items", {})
         items = enumerate(value)
-        return [_pruned(draft, one, shape["items"], f"{path}[{index}]") for index, one in items]
-    return value
+        return [_pruned(draft, one, inner, kind, f"{path}[{index}]") for index, one in items]
+    known = shapes.known_fields(shape, kind)
+    if not known or not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, item in value.items():
+        if key in known:
+            kept[key] = _pruned(draft, item, *known[key], f"{path}.{key}")
+        elif item is not None:
+            drop_unknown(draft, item, f"{path}.{key}", known)
+    return kept
 
 
 # Shared memory

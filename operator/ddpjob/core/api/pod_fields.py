@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpjob.core.api import names, shapes
+from ddpjob.core.api.kinds import kind_of_pod_field
 from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.readers import Dict, SpecError, child, children, mapping_or_empty
 
@@ -67,11 +68,12 @@ def read_pod_template(value: Any) -> dict[str, Any]:
 def find_unknown_pod_fields(spec: Dict) -> Iterator[str]:
     """Yield a sentence for each field within the pod fields that Kubernetes does not know."""
     for key in pod_field_names():
-        yield from shapes.unknown_fields(spec.get(key), shapes.shapes()[key], f"spec.{key}")
+        shape, kind = shapes.shapes()[key], kind_of_pod_field(key)
+        yield from shapes.unknown_fields(spec.get(key), shape, kind, f"spec.{key}")
     # The fields of podTemplate itself are checked with the spec's own fields.
     shape = shapes.shapes()[POD_TEMPLATE]["properties"]["spec"]
     pod = child(spec.get(POD_TEMPLATE), "spec")
-    yield from shapes.unknown_fields(pod, shape, f"spec.{POD_TEMPLATE}.spec")
+    yield from shapes.unknown_fields(pod, shape, "PodSpec", f"spec.{POD_TEMPLATE}.spec")
 
 
 # The checks of the rules for pod fields (spec_rules.py). Each raises SpecError.

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from ddpjob.core.api import names
+from ddpjob.core.api.kinds import fields_of
 from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, either, refuse
 from ddpjob.core.api.times import MAX_INT32
@@ -97,24 +98,41 @@ def check(value: Any, shape: Dict, where: str) -> None:
         RULES[shape[RULE]].check(value, where)
 
 
-def unknown_fields(value: Any, shape: Dict, where: str) -> Iterator[str]:
-    """Yield a sentence for each field that the shape does not have.
+def known_fields(shape: Dict, kind: str) -> Mapping[str, tuple[Dict, str]]:
+    """Return the shape and the kind of each field of an object.
+
+    Where a shape declares no fields, those of Kubernetes' kind count. There are none if the object
+    may have any keys, and if the value is no object.
+    """
+    if shape.get("type", "object") != "object":
+        return {}
+    of_kind = fields_of(kind)
+    declared: Mapping[str, Dict] | None = shape.get("properties")
+    if declared is not None:
+        return {name: (inner, of_kind.get(name, "")) for name, inner in declared.items()}
+    return {name: ({}, inner) for name, inner in of_kind.items()}
+
+
+def unknown_fields(value: Any, shape: Dict, kind: str, where: str) -> Iterator[str]:
+    """Yield a sentence for each field known neither to the shape nor to Kubernetes' kind.
 
     A value of another type has no fields here: `check` refuses it.
     """
-    if isinstance(value, Mapping) and shape.get("type") == "object":
-        for key, item in value.items():
-            path = f"{where}.{key}"
-            known = shape.get("properties", {})
-            inner = known.get(key, shape.get("additionalProperties"))
-            if inner is None:
-                hint = did_you_mean(str(key), known) or UNKNOWN_TO_CRD
-                yield f"{path}: unknown field{hint}"
-            else:
-                yield from unknown_fields(item, inner, path)
-    elif isinstance(value, list) and "items" in shape:
+    if isinstance(value, list) and shape.get("type", "array") == "array":
         for index, item in enumerate(value):
-            yield from unknown_fields(item, shape["items"], f"{where}[{index}]")
+            # No list of Kubernetes has lists, and YAML can write one that contains itself.
+            if not isinstance(item, list):
+                yield from unknown_fields(item, shape.get("items", {}), kind, f"{where}[{index}]")
+    known = known_fields(shape, kind)
+    if not known or not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        path = f"{where}.{key}"
+        if key in known:
+            yield from unknown_fields(item, *known[key], path)
+        else:
+            hint = did_you_mean(str(key), known) or UNKNOWN_TO_CRD
+            yield f"{path}: unknown field{hint}"
 
 
 def _check_object(value: Any, shape: Dict, where: str) -> None:
