@@ -183,7 +183,7 @@ while os.environ["RANK"] == "1":
     (found.folder / "script.py.ready").touch()
     assert found.end() == 1
     report = found.report
-    assert (report["cause"], report["rank"]) == ("Failure", 1)
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("EndedEarly", 0, 0)
     assert report["exception"].startswith(
         "rank 0 ended with exit code 0 while rank 1 was still training: do all ranks make"
     )

@@ -7,6 +7,7 @@ name of the cluster. Kueue's configuration must name DDPJobs, see docs/users/que
 import json
 import os
 import random
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -304,6 +305,11 @@ def commands_of_the_page() -> list[list[str]]:
     return [words for words in commands if words[0] in ("ddpjob", "helm", "kubectl")]
 
 
+def blocks_of_the_page(language: str) -> list[str]:
+    """Return the fenced blocks of the page of queues in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def follow(cluster: Cluster, words: list[str], **given: str) -> str:
     """Run a command of the page, with some of its words replaced by those of this test."""
     words = [given.get(word, word) for word in words]
@@ -311,8 +317,50 @@ def follow(cluster: Cluster, words: list[str], **given: str) -> str:
     return run(*words, KUBECONFIG=str(cluster.kubeconfig), PATH=path)
 
 
+def follow_block(cluster: Cluster, block: str, **env: str) -> str:
+    """Run the commands of a block of the page one after the other, up to a failure."""
+    return run("bash", "-ec", block, KUBECONFIG=str(cluster.kubeconfig), **env)
+
+
+# Edits the ConfigMap of Kueue as an editor does, given the file and the file of the block to add.
+EDITOR = """
+import re, sys, textwrap
+from pathlib import Path
+block, file = map(Path, sys.argv[1:])
+_, _, added = block.read_text().partition("integrations:\n")
+indent, = re.findall(r"^( +)integrations:$", file.read_text(), re.MULTILINE)
+place = f"{indent}integrations:\n"
+file.write_text(file.read_text().replace(place, place + textwrap.indent(added, indent)))
+"""
+
+
 @pytest.fixture(scope="module")
-def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Namespace]]:
+def told_of_ddpjobs(
+    cluster: Cluster, with_kueue: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Let Kueue forget DDPJobs, as if it were installed by its chart. Then follow the page."""
+    path = (f"--namespace={SYSTEM}", "get", "configmap", "kueue-manager-config", "--output=json")
+    config = json.loads(cluster.kubectl(*path))
+    text = config["data"]["controller_manager_config.yaml"]
+    config["data"]["controller_manager_config.yaml"] = re.sub(
+        r"^ +externalFrameworks:\n( +- DDPJob\S+\n)", "", text, flags=re.MULTILINE
+    )
+    cluster.kubectl("replace", "--filename=-", stdin=json.dumps(config))
+
+    folder = tmp_path_factory.mktemp("page")
+    _, block, *_ = blocks_of_the_page("yaml")
+    (folder / "block.yaml").write_text(block)
+    (folder / "edit.py").write_text(EDITOR)
+    editor = f"{sys.executable} {folder / 'edit.py'} {folder / 'block.yaml'}"
+    _, install, change, _ = blocks_of_the_page("sh")
+    follow_block(cluster, change, KUBE_EDITOR=editor)
+    _, wait = install.splitlines()
+    follow_block(cluster, f"kubectl -n {SYSTEM} rollout status deployment\n{wait}")
+    wait_until("the webhooks of Kueue answer", lambda: admits(cluster), 60)
+
+
+@pytest.fixture(scope="module")
+def teams(cluster: Cluster, told_of_ddpjobs: None) -> Iterator[tuple[Namespace, Namespace]]:
     """Return the namespaces of two teams in one cluster, made by the commands of the page."""
     _, *of_administrators, _ = commands_of_the_page()
     for words in of_administrators:
@@ -342,7 +390,11 @@ def test_the_other_commands_of_the_page_work(
     team.wait_for_status("train", phase="Running")
     (workload,) = json.loads(team.kubectl("get", "workloads", "--output=json"))["items"]
     assert workload["spec"]["priorityClassRef"]["name"] == "high"
-    follow(cluster, let_go, NAMESPACE="team-a", NAME=workload["metadata"]["name"])
+    *_, show = blocks_of_the_page("sh")
+    name = workload["metadata"]["name"]
+    assert re.search(rf"team-a +{name} +\[kueue", follow_block(cluster, show))
+    follow(cluster, let_go, NAMESPACE="team-a", NAME=name)
+    assert re.search(rf"team-a +{name} +<none>", follow_block(cluster, show))
     team.wait_for_complete("train")
 
 

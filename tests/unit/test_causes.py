@@ -8,6 +8,7 @@ from builders import (
     a_node,
     a_pod,
     a_running_job,
+    agent_report,
     at,
     disruption_target,
     ended,
@@ -30,6 +31,7 @@ from builders import (
 )
 
 from ddpjob.core.api.names import Cause
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.causes import Undecided, judge
 from ddpjob.core.decide.verdict import Verdict
 
@@ -52,6 +54,16 @@ def test_while_every_pod_runs_or_has_succeeded_there_is_no_verdict():
 
 
 # Certain failures
+
+
+def test_a_rank_that_ended_early_within_a_failed_pod_is_the_cause():
+    sentence = "rank 2 ended with exit code 0 while rank 3 was still training: do all ranks make"
+    report = agent_report(cause="EndedEarly", rank=2, exit_code=0, exception=sentence)
+    verdict = verdict_on(a_pod(0, running()), a_pod(1, failed(report)))
+    assert (verdict.cause, verdict.reason) == (Cause.FAILURE, Reason.ENDED_EARLY)
+    assert (verdict.index, verdict.rank, verdict.exit_code) == (1, 2, 0)
+    assert verdict.message == f"pod digits-0-1: {sentence}"
+    assert not verdict.blames_node
 
 
 @pytest.mark.parametrize("case", ["raise", "exit", "kill"])

@@ -90,8 +90,7 @@ class Judge:
         others = [rank for rank in streams if rank.worker and rank not in failed]
         early = [rank for rank in others if 0.0 < rank.ended < first.ended]
         if early and report["cause"] == "Follower":
-            report["cause"] = "Failure"
-            report["exception"] = ended_early(early[0], report)
+            report = ended_early(early[0], report)
         return with_lines(report, stream)
 
     def judge_rank(self, stream: Stream, failure: Report, first: Stream) -> Report:
@@ -247,14 +246,22 @@ def priority(failure: tuple[Report, Stream]) -> tuple[int, float]:
     return CAUSES.index(report["cause"]), stream.ended
 
 
-def ended_early(stream: Stream, report: Report) -> str:
-    """Return the sentence on a peer that ended too early, as if all work had been done."""
+def ended_early(stream: Stream, report: Report) -> Report:
+    """Return the report on a rank that ended as if all work had been done.
+
+    `report` is the one on a rank that lost it.
+    """
     rank = stream.worker["rank"]
     sentence = (
         f"rank {rank} ended with exit code 0 while rank {report['rank']} was still training: do "
         f"all ranks make the same number of steps? ({report['exception']})"
     )
-    return sentence[:EXCEPTION]
+    return {
+        "cause": "EndedEarly",
+        "rank": rank,
+        "exitCode": 0,
+        "exception": sentence[:EXCEPTION],
+    }
 
 
 def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:

@@ -235,10 +235,12 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
             pod,
             exit_code=pod.exit_code,
         )
+    own = _own_failure(obs, pod)
+    if summary and summary.ended_early and not own:
+        return _ended_early(pod, summary.rank, f"pod {pod.name}: {summary.exception}")
     rank = None
     exit_code = pod.exit_code
     exception = ""
-    own = _own_failure(obs, pod)
     if own:
         reason = own.reason
         message = own.message
@@ -400,24 +402,27 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
     for pod, answer in answers:
         if answer.ended_early:
             rank = answer.ended_early[0]
-            return _ended_early(pod, rank, failed)
+            return _ended_early(pod, rank, _early_message(pod, rank, failed))
     if any(answer.failed for _, answer in answers):
         return None
     # All ranks of such a pod have ended.
     for pod in obs.current:
         if pod.state is TrainerState.SUCCEEDED and not obs.has_missed_attempt(pod):
-            first_rank = pod.index * obs.status.resolved.nproc_per_node
-            return _ended_early(pod, first_rank, failed)
+            rank = pod.index * obs.status.resolved.nproc_per_node
+            return _ended_early(pod, rank, _early_message(pod, rank, failed))
     return None
 
 
-def _ended_early(pod: Pod, rank: int, failed: Sequence[Pod]) -> Verdict:
+def _early_message(pod: Pod, rank: int, failed: Sequence[Pod]) -> str:
     others = [peer.summary.rank for peer in failed if peer.summary]
     other = f"rank {others[0]}" if others else "another rank"
-    message = (
+    return (
         f"rank {rank} in pod {pod.name} ended with exit code 0 while {other} was still "
         "training: do all ranks make the same number of steps?"
     )
+
+
+def _ended_early(pod: Pod, rank: int, message: str) -> Verdict:
     return Verdict(
         Cause.FAILURE,
         Reason.ENDED_EARLY,

@@ -27,6 +27,9 @@ from ddpjob.core.observe.torchrun_log import (
 # The cause in the report on a failed setup, and the reason of such a pod.
 SETUP_FAILED = "SetupFailed"
 
+# The cause in the report on a rank that ended with 0 while another one of its pod still trained.
+ENDED_EARLY = "EndedEarly"
+
 # The largest rank and exit code of a report.
 MAX_NUMBER = 1_000_000_000
 
@@ -121,6 +124,7 @@ def _summary(report: Dict, exception: str, text: str) -> Summary | None:
         interrupted=interrupted,
         ambiguous=cause == "Unclear",
         script_missing=has_missing_script(text),
+        ended_early=cause == ENDED_EARLY,
     )
 
 

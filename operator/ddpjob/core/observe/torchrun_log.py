@@ -87,6 +87,7 @@ class Summary:
     - `interrupted`: the process was told to stop.
     - `ambiguous`: it cannot be known whether the process is a follower.
     - `script_missing`: Python did not find the script or the module.
+    - `ended_early`: the rank ended with 0 while others were still training.
     """
 
     rank: int
@@ -97,6 +98,7 @@ class Summary:
     interrupted: bool
     ambiguous: bool
     script_missing: bool
+    ended_early: bool = False
 
     @property
     def follower(self) -> bool:
