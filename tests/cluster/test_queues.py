@@ -29,6 +29,7 @@ INSTALL = os.environ.get("INSTALL_KUEUE", ROOT.parent / "shared" / "lab" / "kueu
 
 API = "kueue.x-k8s.io/v1beta2"
 SYSTEM = "kueue-system"
+MANAGER = ("--namespace", SYSTEM, "deployment/kueue-controller-manager")
 TEAM = "team"
 REQUESTS = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 
@@ -85,13 +86,21 @@ def admits(cluster: Cluster) -> bool:
     return True
 
 
+def wait_for_kueue(cluster: Cluster) -> None:
+    """Wait until only the newest pod of Kueue is left, and its webhooks answer."""
+    cluster.kubectl("rollout", "status", *MANAGER, "--timeout=120s")
+    pods = ("--namespace", SYSTEM, "get", "pods", "--output=name")
+    wait_until("Kueue has one pod", lambda: len(cluster.kubectl(*pods).split()) == 1, 60)
+    wait_until("the webhooks of Kueue answer", lambda: admits(cluster), 60)
+
+
 @pytest.fixture(scope="module")
 def with_kueue(cluster: Cluster) -> Iterator[None]:
     """Install Kueue for the tests of this module. Its webhooks concern all pods of the cluster."""
     if not Path(INSTALL).exists():
         pytest.skip("Kueue cannot be installed: INSTALL_KUEUE=PROGRAM names one that does it")
     run(str(INSTALL), NAME, KUBECONFIG=str(cluster.kubeconfig))
-    wait_until("the webhooks of Kueue answer", lambda: admits(cluster), 60)
+    wait_for_kueue(cluster)
     yield
     for kind in ("validating", "mutating"):
         found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
@@ -192,9 +201,8 @@ def test_pods_run_where_the_topology_of_the_queue_has_put_their_ranks(team: Name
 def move_kueue_to(cluster: Cluster, node: str) -> None:
     """Let Kueue itself run on a node that stays."""
     change = json.dumps({"spec": {"template": {"spec": {"nodeSelector": {HOST: node}}}}})
-    deployment = ("--namespace", SYSTEM, "deployment/kueue-controller-manager")
-    cluster.kubectl("patch", *deployment, "--patch", change)
-    cluster.kubectl("rollout", "status", *deployment, "--timeout=120s")
+    cluster.kubectl("patch", *MANAGER, "--patch", change)
+    wait_for_kueue(cluster)
 
 
 @pytest.mark.queues
@@ -355,8 +363,8 @@ def told_of_ddpjobs(
     _, install, change, _ = blocks_of_the_page("sh")
     follow_block(cluster, change, KUBE_EDITOR=editor)
     _, wait = install.splitlines()
-    follow_block(cluster, f"kubectl -n {SYSTEM} rollout status deployment\n{wait}")
-    wait_until("the webhooks of Kueue answer", lambda: admits(cluster), 60)
+    follow_block(cluster, wait)
+    wait_for_kueue(cluster)
 
 
 @pytest.fixture(scope="module")
