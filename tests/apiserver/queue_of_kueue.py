@@ -29,7 +29,7 @@ def install_kueue(apiserver: ApiServer) -> None:
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
             crd_of(kind, is_namespaced),
         )
-    apiserver.wait_for(lambda: all(is_served(apiserver, kind) for kind in KINDS))
+    apiserver.wait_for(lambda: all(is_served_now(apiserver, kind) for kind in KINDS))
     flavor = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "ResourceFlavor",
@@ -39,7 +39,18 @@ def install_kueue(apiserver: ApiServer) -> None:
     apiserver.request("POST", f"{ROOT}/resourceflavors", flavor)
 
 
-def is_served(apiserver: ApiServer, kind: str) -> bool:
+def serve_kueue(apiserver: ApiServer, *, is_served: bool) -> None:
+    """Let the API server serve Kueue's kinds again, or no more. The objects stay."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for kind in KINDS:
+        name = f"{plural_of(kind)}.{GROUP}"
+        versions = apiserver.request("GET", f"{path}/{name}").body["spec"]["versions"]
+        change = {"spec": {"versions": [{**versions[0], "served": is_served}]}}
+        assert apiserver.request("PATCH", f"{path}/{name}", change, MERGE).code == 200
+    apiserver.wait_for(lambda: all(is_served_now(apiserver, kind) is is_served for kind in KINDS))
+
+
+def is_served_now(apiserver: ApiServer, kind: str) -> bool:
     return apiserver.request("GET", f"{ROOT}/{plural_of(kind)}").code == 200
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from play import Gate
-from queue_of_kueue import Queue, has_room, holds, install_kueue
+from queue_of_kueue import Queue, has_room, holds, install_kueue, serve_kueue
 
 TEAM = {"kueue.x-k8s.io/queue-name": "team"}
 
@@ -132,6 +132,44 @@ def test_a_class_of_priority_that_does_not_exist_is_named(cluster, queue, an_ope
         "WorkloadPriorityClass high does not exist; choose another one"
     )
     assert queue.workloads("digits") == []
+
+
+def test_a_wrong_label_is_named_and_a_right_one_is_taken(cluster, queue, an_operator):
+    an_operator()
+    label = "kueue.x-k8s.io/max-exec-time-seconds"
+    cluster.create_job("digits", labels={**TEAM, label: "an-hour"})
+    cluster.until("digits", lambda: "correct the" in cluster.status("digits").get("message", ""))
+    assert cluster.status("digits")["message"] == (
+        f"metadata.labels.{label}: must be an integer from 1 to 2147483647 in quotes, got "
+        '"an-hour"; correct the label'
+    )
+    assert queue.workloads("digits") == []
+    cluster.apiserver.kubectl(
+        "label", "-n", cluster.namespace, "--overwrite", "ddpjob/digits", f"{label}=3600"
+    )
+    queue.admit("digits")
+    cluster.is_running("digits")
+    assert queue.workloads("digits")[0]["spec"]["maximumExecutionTimeSeconds"] == 3600
+
+
+def test_without_kueue_nothing_stops_and_nothing_begins_until_it_comes_back(
+    apiserver, cluster, queue, an_operator
+):
+    an_operator()
+    cluster.create_job("runs", labels=TEAM)
+    queue.admit("runs")
+    cluster.is_running("runs")
+    serve_kueue(apiserver, is_served=False)
+    try:
+        cluster.create_job("waits", labels=TEAM)
+        is_waiting(cluster, "waits", "QueueUnavailable")
+        assert cluster.status("runs")["phase"] == "Running"
+        is_complete(cluster, "runs")
+    finally:
+        serve_kueue(apiserver, is_served=True)
+    queue.admit("waits")
+    cluster.is_running("waits")
+    cluster.until("runs", lambda: not has_room(queue.workloads("runs")[0]))
 
 
 def test_a_workload_is_let_go_if_its_job_went_while_no_operator_was_there(

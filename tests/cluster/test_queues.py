@@ -19,7 +19,7 @@ from .builders import digits, unhurried_digits
 from .cluster import NAME, PLAIN, WORKERS, Cluster
 from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
-from .training import LONG, SHORT
+from .training import LONG, SHORT, assert_same_weights, weights
 
 pytestmark = pytest.mark.alone
 
@@ -33,8 +33,9 @@ MANAGER = ("--namespace", SYSTEM, "deployment/kueue-controller-manager")
 TEAM = "team"
 REQUESTS = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 
-# Room for one job of two nodes.
+# Room for one job of two nodes, and for two.
 QUOTA = [{"name": "cpu", "nominalQuota": "600m"}, {"name": "memory", "nominalQuota": "1Gi"}]
+TWO_PLACES = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "1Gi"}]
 
 
 def objects_of(namespace: str) -> list[Object]:
@@ -243,10 +244,18 @@ def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Na
 
 
 @pytest.mark.queues
-def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
+def test_kueue_and_the_operator_are_killed_while_ten_jobs_go_through_two_places(
     team: Namespace, cluster: Cluster
 ) -> None:
-    jobs = [f"job-{number}" for number in range(5)]
+    team.apply(*in_queue("undisturbed", 4))
+    team.wait_for_complete("undisturbed")
+    expected = weights(team, "undisturbed")
+
+    _, queue, *_ = objects_of(team.name)
+    (flavor,) = queue["spec"]["resourceGroups"][0]["flavors"]
+    flavor["resources"] = TWO_PLACES
+    team.apply(queue)
+    jobs = [f"job-{number}" for number in range(10)]
     for job in jobs:
         team.apply(*in_queue(job, 4))
     dice = random.Random(7)
@@ -263,9 +272,11 @@ def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
                 cluster.kubectl("delete", "pods", "--namespace", SYSTEM, *how)
         return all(team.status(job).get("phase") == "Complete" for job in jobs)
 
-    team.wait("all jobs are complete", all_are_complete, 600)
+    team.wait("all jobs are complete", all_are_complete, 500)
     assert kills > 2
-    assert all(team.status(job)["budget"]["failures"] == 0 for job in jobs)
+    for job in jobs:
+        assert team.status(job)["budget"]["failures"] == 0
+        assert_same_weights(weights(team, job), expected)
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 

@@ -105,9 +105,9 @@ def assert_resumed(namespace: Namespace, attempt: int) -> None:
     assert step >= FIRST_CHECKPOINT, told
 
 
-def weights(namespace: Namespace) -> Object:
-    """Return the learnt weights of the job."""
-    found: Object = torch.load(namespace.folder("checkpoints") / JOB / "model.pth")
+def weights(namespace: Namespace, job: str = JOB) -> Object:
+    """Return the learnt weights of a job."""
+    found: Object = torch.load(namespace.folder("checkpoints") / job / "model.pth")
     return found
 
 

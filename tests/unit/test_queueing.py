@@ -21,10 +21,12 @@ from builders import (
 )
 from builders import a_job as a_job_without_queue
 
+from ddpjob import DDPJob
 from ddpjob.core.api import kueue
 from ddpjob.core.api.history import Place
 from ddpjob.core.api.kueue import FINALIZER, Demand, Queue, read_queue, read_workload, workload_name
 from ddpjob.core.api.names import Condition, Identity, Phase
+from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.queueing import NOT_SERVED
 from ddpjob.core.decide.rules import decide
@@ -108,19 +110,28 @@ RUN = [a_pod(0, running()), a_pod(1, running())]
                 "kueue.x-k8s.io/priority-class": "high",
                 "kueue.x-k8s.io/max-exec-time-seconds": "60",
             },
-            Queue("team", "high", 60),
-        ),
-        (
-            {
-                "kueue.x-k8s.io/queue-name": "team",
-                "kueue.x-k8s.io/max-exec-time-seconds": "an hour",
-            },
-            TEAM,
+            Queue("team", "high", "60"),
         ),
     ],
 )
 def test_the_queue_of_a_job_is_in_its_labels(labels, queue):
     assert read_queue(labels) == queue
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0), ("1", 1), ("2147483647", 2**31 - 1)])
+def test_the_longest_time_in_a_place_is_a_number(text, seconds):
+    assert Queue("team", max_time=text).max_seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["an hour", "0", "-1", "1.5", "2147483648", "9" * 5000, "²"])
+def test_another_longest_time_is_refused_before_and_after_the_job_is_created(text):
+    with pytest.raises(SpecError, match=r"max-exec-time-seconds: must be an integer from 1 to "):
+        _ = Queue("team", max_time=text).max_seconds
+    labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/max-exec-time-seconds": text}
+    manifest = DDPJob.create("digits", image="i", args=["a.py"]).manifest()
+    manifest["metadata"]["labels"] = labels
+    with pytest.raises(SpecError, match="correct the label"):
+        DDPJob.from_manifest(manifest).check()
 
 
 def test_a_new_job_takes_a_number_before_it_asks_for_room():

@@ -25,7 +25,7 @@ from ddpjob.core.api.kueue import (
 )
 from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.owned import owner_of
-from ddpjob.core.api.readers import Dict, child
+from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import ApiState, Node, NodeHealth
 from ddpjob.core.observe.pods import uses_quota
@@ -139,7 +139,10 @@ class Places:
         priority = await self._priority(job.queue, template)
         topology = job.spec.scheduling.topology
         demand = Demand(job.queue, job.spec.nodes, template, priority, topology)
-        body = kueue.new_workload(job.identity, job.status.place.number, demand)
+        try:
+            body = kueue.new_workload(job.identity, job.status.place.number, demand)
+        except SpecError as error:
+            raise Refused(Reason.NO_QUEUE, str(error)) from error
         name = str(body["metadata"]["name"])
         request = Request(Verb.CREATE, WORKLOADS, job.namespace, body=body)
         created: Dict | None

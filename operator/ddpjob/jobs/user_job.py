@@ -144,10 +144,12 @@ class DDPJob:
         return {**manifest, "status": self.status.to_dict()}
 
     def check(self) -> None:
-        """Raise SpecError for a wrong name, or for a wrong or unknown field."""
+        """Raise SpecError for a wrong name or label, or for a wrong or unknown field."""
         generated = self.metadata.get("generateName")
         # The API server completes the name before its checks.
         require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
+        queue = read_queue(self.metadata.get("labels"))
+        _ = queue and queue.max_seconds
         Spec.from_user(self.spec)
 
     def renamed_for_trial(self) -> Self:

@@ -15,16 +15,18 @@ from ddpjob.core.api import names
 from ddpjob.core.api.owned import owned_metadata, owner_of
 from ddpjob.core.api.readers import (
     Dict,
+    SpecError,
     child,
     children,
     integer_or_none,
     integer_or_zero,
     integers_or_empty,
     mapping_or_empty,
+    quoted,
     strings_or_empty,
 )
 from ddpjob.core.api.scheduling import Topology
-from ddpjob.core.api.times import format_time, parse_time
+from ddpjob.core.api.times import MAX_INT32, format_time, parse_time
 
 GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
@@ -72,12 +74,27 @@ REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
 class Queue:
     """What the labels of a job ask of Kueue.
 
-    `max_seconds`: how long the job may hold its place; 0 is without a limit.
+    `max_time`: the seconds that the job may hold its place, as they are written; empty is without a
+    limit.
     """
 
     name: str
     priority_class: str = ""
-    max_seconds: int = 0
+    max_time: str = ""
+
+    @property
+    def max_seconds(self) -> int:
+        """Return the same as a number; 0 is without a limit. Raises SpecError."""
+        if not self.max_time:
+            return 0
+        is_number = self.max_time.isdecimal() and len(self.max_time) <= len(str(MAX_INT32))
+        if not is_number or not 1 <= int(self.max_time) <= MAX_INT32:
+            wanted = f"must be an integer from 1 to {MAX_INT32} in quotes"
+            raise SpecError(
+                f"metadata.labels.{LABEL_MAX_SECONDS}: {wanted}, got {quoted(self.max_time)}; "
+                "correct the label"
+            )
+        return int(self.max_time)
 
     def __str__(self) -> str:
         return self.name
@@ -174,12 +191,8 @@ def read_queue(labels: Any) -> Queue | None:
     name = found.get(LABEL_QUEUE)
     if not isinstance(name, str) or not name:
         return None
-    seconds = str(found.get(LABEL_MAX_SECONDS) or "")
-    return Queue(
-        name,
-        str(found.get(LABEL_PRIORITY) or ""),
-        int(seconds) if seconds.isdecimal() and len(seconds) < 10 else 0,
-    )
+    priority, seconds = found.get(LABEL_PRIORITY), found.get(LABEL_MAX_SECONDS)
+    return Queue(name, str(priority or ""), str(seconds or ""))
 
 
 def read_workload(body: Dict) -> Workload | None:
