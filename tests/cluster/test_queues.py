@@ -342,7 +342,7 @@ def follow_block(cluster: Cluster, block: str, **env: str) -> str:
 
 
 # Edits the ConfigMap of Kueue as an editor does, given the file and the file of the block to add.
-EDITOR = """
+EDITOR = r"""
 import re, sys, textwrap
 from pathlib import Path
 block, file = map(Path, sys.argv[1:])
