@@ -63,8 +63,8 @@ ORDER = (
     RECIPES,
 )
 
-# These tests mostly wait. They are spread among the files without an entry, so that no processor
-# waits with them.
+# These tests mostly wait. They are spread among the files without an entry: then other workers use
+# the processors.
 WAITING = "tests/wiring/"
 
 
@@ -85,15 +85,17 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Sort the tests of a worker by place, the waiting ones spread among the others of theirs."""
-    waiting = [item for item in items if item.nodeid.startswith(WAITING)]
-    computing = [item for item in items if not item.nodeid.startswith(WAITING)]
+    """Sort the tests of a worker by place. Spread the waiting ones among those without a place."""
+    items.sort(key=place_of)
+    last = [item for item in items if place_of(item)[0] == len(ORDER)]
+    waiting = [item for item in last if item.nodeid.startswith(WAITING)]
+    computing = [item for item in last if not item.nodeid.startswith(WAITING)]
     fractions = {
         item: position / len(kind)
         for kind in (waiting, computing)
         for position, item in enumerate(kind)
     }
-    items.sort(key=lambda item: (*place_of(item), fractions[item]))
+    items[len(items) - len(last) :] = sorted(last, key=fractions.__getitem__)
 
 
 def run_name() -> str:

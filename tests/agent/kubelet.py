@@ -183,14 +183,16 @@ class Pod:
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the body of a request to the agent's port."""
         url = f"http://127.0.0.1:{self.options['port']}{path}"
-        try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, ""
-        except http.client.RemoteDisconnected:
-            # This process waited for a processor for so long that the agent closed the connection.
-            return self.get(path)
+        ends = time.monotonic() + DEADLINE
+        while True:
+            try:
+                with urllib.request.urlopen(url, timeout=20) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, ""
+            except http.client.RemoteDisconnected:
+                # This process waited for a processor so long that the agent closed the connection.
+                assert time.monotonic() < ends, "the agent closes every connection"
 
     def is_up(self) -> bool:
         """Return True if the agent listens on its port."""

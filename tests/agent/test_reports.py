@@ -441,6 +441,17 @@ def test_a_rank_that_raised_comes_before_the_error_of_a_torchrun_without_its_sto
     assert report.get("rank") == (1 if cause == "Failure" else None)
 
 
+@pytest.mark.parametrize(
+    ("stopped", "cause", "rank"), [(False, "EndedEarly", 0), (True, "Follower", 1)]
+)
+def test_a_rank_that_was_told_to_end_has_not_ended_too_early(stopped, cause, rank):
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    failure = {"rank": 1, "localRank": 1, "exitCode": 1, "exception": "", "note": None}
+    streams = [a_rank(0, b"", 99.0, 100.0, 0), a_rank(1, LOST, 100.5, 101.0, 1), Stream(0)]
+    report = judge.judge(1, streams, {"failures": [failure]}, stopped=stopped)
+    assert (report["cause"], report["rank"], report["exitCode"]) == (cause, rank, rank)
+
+
 @pytest.mark.parametrize(("output", "code"), [(b"done\n", 0), (RAISED, None)])
 def test_an_unknown_exit_code_is_no_success_after_an_exception(output, code):
     found = Output()

@@ -354,16 +354,18 @@ file.write_text(file.read_text().replace(place, place + textwrap.indent(added, i
 
 
 @pytest.fixture(scope="module")
-def told_of_ddpjobs(
+def configured_by_the_page(
     cluster: Cluster, with_kueue: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Let Kueue forget DDPJobs, as if it were installed by its chart. Then follow the page."""
+    """Remove DDPJobs from the configuration of Kueue, then follow the page to add them."""
     path = (f"--namespace={SYSTEM}", "get", "configmap", "kueue-manager-config", "--output=json")
     config = json.loads(cluster.kubectl(*path))
     text = config["data"]["controller_manager_config.yaml"]
-    config["data"]["controller_manager_config.yaml"] = re.sub(
-        r"^ +externalFrameworks:\n( +- DDPJob\S+\n)", "", text, flags=re.MULTILINE
+    without, count = re.subn(
+        r"^ +externalFrameworks:\n +- DDPJob\S+\n", "", text, flags=re.MULTILINE
     )
+    assert count == 1
+    config["data"]["controller_manager_config.yaml"] = without
     cluster.kubectl("replace", "--filename=-", stdin=json.dumps(config))
 
     folder = tmp_path_factory.mktemp("page")
@@ -379,7 +381,7 @@ def told_of_ddpjobs(
 
 
 @pytest.fixture(scope="module")
-def teams(cluster: Cluster, told_of_ddpjobs: None) -> Iterator[tuple[Namespace, Namespace]]:
+def teams(cluster: Cluster, configured_by_the_page: None) -> Iterator[tuple[Namespace, Namespace]]:
     """Return the namespaces of two teams in one cluster, made by the commands of the page."""
     _, *of_administrators, _ = commands_of_the_page()
     for words in of_administrators:

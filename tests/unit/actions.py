@@ -34,7 +34,7 @@ from builders import (
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.api.history import OlderGang
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
+from ddpjob.core.api.queue import DEFAULT_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.observe.nodes import read_node

@@ -12,8 +12,8 @@ from builders import NOW, changed
 from world import Turn, World
 
 from ddpjob.core.api.conditions import stamp_conditions
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.queue import DEFAULT_QUEUE
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.decide.deletions import LOST_PEERS

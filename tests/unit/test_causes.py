@@ -57,12 +57,12 @@ def test_while_every_pod_runs_or_has_succeeded_there_is_no_verdict():
 
 
 def test_a_rank_that_ended_early_within_a_failed_pod_is_the_cause():
-    sentence = "rank 2 ended with exit code 0 while rank 3 was still training: do all ranks make"
-    report = agent_report(cause="EndedEarly", rank=2, exit_code=0, exception=sentence)
+    ending = "ended with exit code 0 while rank 3 was still training: do all ranks make"
+    report = agent_report(cause="EndedEarly", rank=2, exit_code=0, exception=f"rank 2 {ending}")
     verdict = verdict_on(a_pod(0, running()), a_pod(1, failed(report)))
     assert (verdict.cause, verdict.reason) == (Cause.FAILURE, Reason.ENDED_EARLY)
     assert (verdict.index, verdict.rank, verdict.exit_code) == (1, 2, 0)
-    assert verdict.message == f"pod digits-0-1: {sentence}"
+    assert verdict.message == f"rank 2 in pod digits-0-1 {ending}"
     assert not verdict.blames_node
 
 

@@ -14,8 +14,8 @@ import pytest
 from builders import NOW, a_condition, a_job, a_running_job, observation, plan_for
 from lupa import lua51
 
-from ddpjob.core.api.kueue import Queue
 from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.queue import Queue
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.yaml_text import load_all_yaml, load_yaml
 from ddpjob.core.decide.rules import decide

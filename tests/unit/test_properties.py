@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from invariants import check
 from world import World, a_world
 
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
+from ddpjob.core.api.queue import DEFAULT_QUEUE
 from ddpjob.core.decide.causes import judge
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import ApiState, observe

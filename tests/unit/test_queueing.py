@@ -24,8 +24,9 @@ from builders import a_job as a_job_without_queue
 from ddpjob import DDPJob
 from ddpjob.core.api import kueue
 from ddpjob.core.api.history import Place
-from ddpjob.core.api.kueue import FINALIZER, Demand, Queue, read_queue, read_workload, workload_name
+from ddpjob.core.api.kueue import FINALIZER, Demand, read_workload, workload_name
 from ddpjob.core.api.names import Condition, Identity, Phase
+from ddpjob.core.api.queue import Queue, read_queue
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.queueing import NOT_SERVED

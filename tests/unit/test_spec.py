@@ -656,6 +656,11 @@ def test_fields_of_kubernetes_own_shapes_are_not_checked():
             "mean 'runAsUser'?)",
         ),
         (
+            {"podTemplate": {"spec": {"securityContext": {"later": {}}}}},
+            f"spec.podTemplate.spec.securityContext.later: unknown field; Kubernetes {NEWEST} has "
+            "none of this name. If the cluster has it, create the job with kubectl apply",
+        ),
+        (
             {"podTemplate": {"metadata": {"ddpjob.dev/x": "7"}}},
             "spec.podTemplate.metadata.ddpjob.dev/x: unknown field; spec.podTemplate.metadata has "
             "annotations, labels",

@@ -8,13 +8,13 @@ from builders import a_job, a_status
 from ddpjob.core.api.kueue import (
     Demand,
     Domain,
-    Queue,
     free_places,
     new_workload,
     placement_of,
     read_workload,
 )
 from ddpjob.core.api.pod_groups import GroupName, group_of_pod
+from ddpjob.core.api.queue import Queue
 from ddpjob.core.api.scheduling import Topology
 from ddpjob.core.observe.placement import read_placement
 from ddpjob.core.render.merged_pod import NO_CONSTRAINTS, Constraints

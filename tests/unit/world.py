@@ -29,7 +29,6 @@ from builders import (
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import (
-    LABEL_QUEUE,
     Demand,
     Workload,
     ended,
@@ -44,6 +43,7 @@ from ddpjob.core.api.names import (
     LABEL_ATTEMPT,
     pod_name,
 )
+from ddpjob.core.api.queue import LABEL_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import format_time

@@ -15,8 +15,9 @@ from ddpjob.client.queues import (
     find_traps,
     find_without_kueue,
 )
-from ddpjob.core.api.kueue import Demand, Queue, Workload, new_workload, read_workload
+from ddpjob.core.api.kueue import Demand, Workload, new_workload, read_workload
 from ddpjob.core.api.names import Identity
+from ddpjob.core.api.queue import Queue
 from ddpjob.jobs.user_job import DDPJob
 
 

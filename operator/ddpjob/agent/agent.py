@@ -202,9 +202,10 @@ class Agent:
             self.report = report.on_success(result)
         else:
             record = report.read_record(self.folder)
-            self.report = self.judge.judge(code, self.output.streams, record)
-        if code and self.stop_signal:
-            self.report.update(cause="Stopped", exception="")
+            stopped = self.stop_signal > 0
+            self.report = self.judge.judge(code, self.output.streams, record, stopped=stopped)
+            if stopped:
+                self.report.update(cause="Stopped", exception="")
         wait = self.follower_wait if self.report["cause"] == "Follower" else 0.0
         self.wait_ends = time.monotonic() + wait
         if wait:

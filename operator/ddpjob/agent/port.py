@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-# Connections at a time, and seconds to wait for the request of one: as long as a probe waits for
-# its answer, because a kubelet on a busy node sends the request late.
+# Connections at a time, and seconds to wait for the request of one. A kubelet on a busy node sends
+# it late.
 CLIENTS = 128
 REQUEST_SECONDS = 1.0
 
@@ -57,14 +57,12 @@ class Port:
                 time.sleep(PAUSE)
 
     def answer(self, connection: socket.socket) -> None:
-        # Errors concern this request only: a client may go, or an answer may change meanwhile.
+        # A client may go, or an answer may change meanwhile.
         with suppress(Exception), connection:
-            # A silent client must not take a place for ever.
             connection.settimeout(REQUEST_SECONDS)
             words = connection.recv(4096).decode(errors="replace").split(" ")
             path = words[1] if len(words) > 1 else ""
-            status = NOT_FOUND
-            body = ""
+            status, body = NOT_FOUND, ""
             if path == "/ready":
                 is_ready = self.is_ready() and self.has_refused
                 status = OK if is_ready else UNAVAILABLE

@@ -71,11 +71,13 @@ class Judge:
         # torchrun polls its workers.
         self.patience = patience - 1.0
 
-    def judge(self, code: int, streams: list[Stream], record: Report) -> Report:
+    def judge(
+        self, code: int, streams: list[Stream], record: Report, *, stopped: bool = False
+    ) -> Report:
         """Return the report on a failed torchrun, from its exit code and its record.
 
         Of several failures, the likeliest cause counts, then the first in time, then the first in
-        torchrun's record.
+        torchrun's record. `stopped`: the ranks were told to end.
         """
         failures = record.get("failures", [])
         if not failures:
@@ -86,10 +88,10 @@ class Judge:
         for failure, rank in zip(failures, failed):
             found.append((self.judge_rank(rank, failure, first), rank))
         report, stream = min(found, key=priority)
-        # torchrun has found no failure of the other ranks.
+        # torchrun has found no failure of these.
         others = [rank for rank in streams if rank.worker and rank not in failed]
         early = [rank for rank in others if 0.0 < rank.ended < first.ended]
-        if early and report["cause"] == "Follower":
+        if early and report["cause"] == "Follower" and not stopped:
             report = ended_early(early[0], report)
         return with_lines(report, stream)
 
@@ -247,10 +249,7 @@ def priority(failure: tuple[Report, Stream]) -> tuple[int, float]:
 
 
 def ended_early(stream: Stream, report: Report) -> Report:
-    """Return the report on a rank that ended as if all work had been done.
-
-    `report` is the one on a rank that lost it.
-    """
+    """Return the report on a rank that ended too early, from that on its peer."""
     rank = stream.worker["rank"]
     sentence = (
         f"rank {rank} ended with exit code 0 while rank {report['rank']} was still training: do "

@@ -11,7 +11,7 @@ import yaml
 from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.session import note
 from ddpjob.client.errors import Rejected
-from ddpjob.core.api.kueue import LABEL_PRIORITY, LABEL_QUEUE
+from ddpjob.core.api.queue import LABEL_PRIORITY, LABEL_QUEUE
 from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.jobs.documents import (
     Document,

@@ -6,7 +6,8 @@ from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import client_errors
 from ddpjob.client.findings import Finding, jobs_of_namespace, list_if_allowed
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import DEFAULT_QUEUE, LABEL_QUEUE, POD_WEBHOOK, Workload, read_workload
+from ddpjob.core.api.kueue import POD_WEBHOOK, Workload, read_workload
+from ddpjob.core.api.queue import DEFAULT_QUEUE, LABEL_QUEUE
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.user_job import DDPJob

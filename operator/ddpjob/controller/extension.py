@@ -14,7 +14,7 @@ from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.store import Store
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
+from ddpjob.core.api.queue import DEFAULT_QUEUE
 from ddpjob.core.observe.observation import ApiState
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed

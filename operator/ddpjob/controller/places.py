@@ -14,17 +14,10 @@ from ddpjob.controller.refusals import refused_or_error, told_refusals
 from ddpjob.controller.writer import Writer, is_gone
 from ddpjob.core.api import kueue, names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import (
-    Demand,
-    Placement,
-    Priority,
-    Queue,
-    Workload,
-    free_places,
-    placement_of,
-)
+from ddpjob.core.api.kueue import Demand, Placement, Priority, Workload, free_places, placement_of
 from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.owned import owner_of
+from ddpjob.core.api.queue import LABEL_QUEUE, Queue
 from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import ApiState, Node, NodeHealth
@@ -321,7 +314,7 @@ class Places:
         metadata = {
             "uid": seen["uid"],
             "resourceVersion": seen["resourceVersion"],
-            "labels": {kueue.LABEL_QUEUE: queue},
+            "labels": {LABEL_QUEUE: queue},
         }
         place = (str(seen["namespace"]), str(seen["name"]))
         request = Request(Verb.MERGE, JOBS, *place, body={"metadata": metadata})
@@ -334,8 +327,8 @@ class Places:
             return
         self.cache.jobs.see(written)
         labels = child(child(written, "metadata"), "labels")
-        if labels.get(kueue.LABEL_QUEUE) != queue:
-            message = f"the label {kueue.LABEL_QUEUE} is taken off the job by a webhook or a policy"
+        if labels.get(LABEL_QUEUE) != queue:
+            message = f"the label {LABEL_QUEUE} is taken off the job by a webhook or a policy"
             raise Refused(Reason.NO_QUEUE, message)
 
     async def let_orphans_go(self, key: Key) -> None:

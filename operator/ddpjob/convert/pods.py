@@ -11,7 +11,7 @@ from ddpjob.convert.draft import Draft, names_of, reason_against_variable
 from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
 from ddpjob.core.api import names, profiles, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
-from ddpjob.core.api.kueue import LABEL_PRIORITY, LABEL_QUEUE
+from ddpjob.core.api.queue import LABEL_PRIORITY, LABEL_QUEUE
 from ddpjob.core.api.readers import (
     Dict,
     SpecError,

@@ -10,8 +10,9 @@ from typing import Any, Self, Unpack
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import require_job_name
-from ddpjob.core.api.kueue import read_queue, workload_name
+from ddpjob.core.api.kueue import workload_name
 from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.queue import read_queue
 from ddpjob.core.api.queue_positions import Position
 from ddpjob.core.api.readers import (
     Dict,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ddpjob.core.api import kueue, names
+from ddpjob.core.api import kueue, names, queue
 from ddpjob.core.api.pod_groups import BACKENDS
 from ddpjob.core.api.queue_positions import VISIBILITY_GROUP
 
@@ -46,11 +46,11 @@ SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespa
 
 # The kinds of queues. The operator reads the last three by name. Only users' commands ask for the
 # Workloads waiting in a LocalQueue.
-WORKLOADS = Kind(kueue.GROUP, kueue.VERSION, "workloads")
-LOCAL_QUEUES = Kind(kueue.GROUP, kueue.VERSION, "localqueues")
+WORKLOADS = Kind(queue.GROUP, kueue.VERSION, "workloads")
+LOCAL_QUEUES = Kind(queue.GROUP, kueue.VERSION, "localqueues")
 PENDING_QUEUES = Kind(VISIBILITY_GROUP, kueue.VERSION, "localqueues")
-FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
-WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
+FLAVORS = Kind(queue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
+WORKLOAD_PRIORITIES = Kind(queue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 
 # The PodGroups of the gang schedulers, by the names of their backends.

@@ -10,9 +10,9 @@ from collections import deque
 # torchrun.
 PORTS = range(11_000, 28_000)
 
-# A port is chosen some seconds before its server listens. Until then this process holds the UDP
-# port of the same number, so neither this function nor another run chooses it again. The oldest are
-# let go: their servers have started long ago.
+# A port is chosen some seconds before its server listens. Meanwhile this process holds the UDP port
+# of the same number, so neither this function nor another run chooses it again. The oldest are let
+# go: their servers have started long ago.
 _reserved: deque[socket.socket] = deque(maxlen=128)
 
 

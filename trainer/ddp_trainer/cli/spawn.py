@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import (
     ProcessExitedException,
     ProcessRaisedException,
@@ -41,9 +41,11 @@ def spawn(run: Run, command: Command) -> int:
     # If each process used all cores, they would slow each other down. torchrun does the same.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = replace(command, options=replace(command.options, spawn=None))
+    # The ranks meet at a store of this process. It has its port before they start, and keeps it.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = start_processes(  # type: ignore[no-untyped-call]
         _child,
-        args=(run, command, processes, _free_port()),
+        args=(run, command, processes, store.port),
         nprocs=processes,
         join=False,
         start_method="spawn",
@@ -85,11 +87,8 @@ def _child(rank: int, run: Run, command: Command, processes: int, port: int) -> 
         LOCAL_RANK=str(rank),
         # With this variable, torch_xla takes its core from the variables above.
         TORCHELASTIC_RUN_ID="spawn",
+        # With these, rank 0 uses the store of its parent, as that of torchrun's agent.
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
     )
     raise SystemExit(run(command))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

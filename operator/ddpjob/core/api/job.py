@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import Queue, read_queue
+from ddpjob.core.api.queue import Queue, read_queue
 from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, refuse
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.spec_rules import Clause

@@ -2,7 +2,8 @@
 
 A job may use fields of a newer or an older Kubernetes. With strict validation, as by kubectl, each
 side refuses an unknown field and names it in the message: the CRD before the job is created, the
-cluster when its pods are.
+cluster when its pods are. The CRD accepts any field below those that it declares. Of these,
+`ddpjob` refuses the unknown ones.
 """
 
 import re
@@ -28,6 +29,10 @@ SHAPES_OF_PODS = (
 )
 
 UNKNOWN_TO_CRD = f" (DDPJobs have the pod fields of Kubernetes {NEWEST})"
+UNKNOWN_TO_NEWEST = (
+    f"; Kubernetes {NEWEST} has none of this name. If the cluster has it, create the job with "
+    "kubectl apply"
+)
 UNKNOWN_TO_CLUSTER = (
     "correct the field's name; if it is a field of a newer Kubernetes, remove it or upgrade the "
     "cluster"

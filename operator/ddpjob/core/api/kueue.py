@@ -1,4 +1,4 @@
-"""Kueue's Workload, `kueue.x-k8s.io/v1beta2`. Its labels and fields are known only here.
+"""Kueue's Workload, `kueue.x-k8s.io/v1beta2`. Its fields are known only here.
 
 A Workload asks for the room of one job. Kueue admits it, or takes the room back (evicts it). The
 operator makes the Workload of a job, and gives the room back once no pod of the job uses it.
@@ -13,29 +13,21 @@ from typing import Any, NamedTuple
 
 from ddpjob.core.api import names
 from ddpjob.core.api.owned import owned_metadata, owner_of
+from ddpjob.core.api.queue import GROUP, Queue
 from ddpjob.core.api.readers import (
     Dict,
-    SpecError,
     child,
     children,
     integer_or_none,
     integer_or_zero,
     integers_or_empty,
-    mapping_or_empty,
-    quoted,
     strings_or_empty,
 )
 from ddpjob.core.api.scheduling import Topology
-from ddpjob.core.api.times import MAX_INT32, format_time, parse_time
+from ddpjob.core.api.times import format_time, parse_time
 
-GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
-
-# Labels of a job, as users of Kueue know them.
-LABEL_QUEUE = f"{GROUP}/queue-name"
-LABEL_PRIORITY = f"{GROUP}/priority-class"
-LABEL_MAX_SECONDS = f"{GROUP}/max-exec-time-seconds"
 
 # What Kueue expects of a Workload and of its pods.
 LABEL_JOB_UID = f"{GROUP}/job-uid"
@@ -58,9 +50,6 @@ POD_FINALIZER = f"{GROUP}/managed"
 # Kueue's webhook for pods. Without its answer, the API server refuses all pods of the cluster.
 POD_WEBHOOK = "mpod.kb.io"
 
-# A LocalQueue of this name takes what has no queue.
-DEFAULT_QUEUE = "default"
-
 # Types of conditions, and a reason of an eviction.
 ADMITTED, QUOTA_RESERVED, EVICTED, FINISHED = "Admitted", "QuotaReserved", "Evicted", "Finished"
 PODS_READY, REQUEUED = "PodsReady", "Requeued"
@@ -68,36 +57,6 @@ PREEMPTED = "Preempted"
 
 # After these evictions, Kueue itself queues the Workload again, once the room is given back.
 REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
-
-
-@dataclass(frozen=True)
-class Queue:
-    """What the labels of a job ask of Kueue.
-
-    `max_time`: the seconds that the job may hold its place, as they are written; empty is without a
-    limit.
-    """
-
-    name: str
-    priority_class: str = ""
-    max_time: str = ""
-
-    @property
-    def max_seconds(self) -> int:
-        """Return the same as a number; 0 is without a limit. Raises SpecError."""
-        if not self.max_time:
-            return 0
-        is_number = self.max_time.isdecimal() and len(self.max_time) <= len(str(MAX_INT32))
-        if not is_number or not 1 <= int(self.max_time) <= MAX_INT32:
-            wanted = f"must be an integer from 1 to {MAX_INT32} in quotes"
-            raise SpecError(
-                f"metadata.labels.{LABEL_MAX_SECONDS}: {wanted}, got {quoted(self.max_time)}; "
-                "correct the label"
-            )
-        return int(self.max_time)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 # The values of the labels of a domain, in their order. All domains of a Workload have equal labels.
@@ -183,16 +142,6 @@ class Workload:
         """Return True if it asks a queue for such a room. Without a queue, any will do."""
         is_same = self.count == count and self.topology == _request_of(topology)
         return is_same and (queue is None or self.queue == queue.name)
-
-
-def read_queue(labels: Any) -> Queue | None:
-    """Return the queue in the labels of a job, or None."""
-    found = mapping_or_empty(labels)
-    name = found.get(LABEL_QUEUE)
-    if not isinstance(name, str) or not name:
-        return None
-    priority, seconds = found.get(LABEL_PRIORITY), found.get(LABEL_MAX_SECONDS)
-    return Queue(name, str(priority or ""), str(seconds or ""))
 
 
 def read_workload(body: Dict) -> Workload | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpjob.core.api import names, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
-from ddpjob.core.api.kueue import LABEL_QUEUE
+from ddpjob.core.api.queue import LABEL_QUEUE
 from ddpjob.core.api.readers import Dict, SpecError, child, children, mapping_or_empty
 
 POD_TEMPLATE = "podTemplate"

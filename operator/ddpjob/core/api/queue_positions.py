@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ddpjob.core.api.kueue import GROUP
+from ddpjob.core.api.queue import GROUP
 from ddpjob.core.api.readers import Dict, child, children, integer_or_none
 
 # The API that lists the pending Workloads of a queue, in their order. It is a server of its own,

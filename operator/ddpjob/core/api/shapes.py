@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.kinds import fields_of
-from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
+from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD, UNKNOWN_TO_NEWEST
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, either, refuse
 from ddpjob.core.api.times import MAX_INT32
 from ddpjob.core.api.yaml_text import load_yaml
@@ -131,7 +131,9 @@ def unknown_fields(value: Any, shape: Dict, kind: str, where: str) -> Iterator[s
         if key in known:
             yield from unknown_fields(item, *known[key], path)
         else:
-            hint = did_you_mean(str(key), known) or UNKNOWN_TO_CRD
+            is_declared = "properties" in shape
+            unknown = UNKNOWN_TO_CRD if is_declared else UNKNOWN_TO_NEWEST
+            hint = did_you_mean(str(key), known) or unknown
             yield f"{path}: unknown field{hint}"
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.core.api import launcher, names, pod_fields, profiles
-from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_TEMPLATE
 from ddpjob.core.api.profiles import Profile
+from ddpjob.core.api.queue import LABEL_QUEUE
 from ddpjob.core.api.readers import SpecError, either, normal_path
 from ddpjob.core.api.spec import MAX_PROCESSES, MOUNT_PATH, RDZV_NAME, RDZV_VALUE, Written
 from ddpjob.core.api.torchrun_flags import FLAGS

@@ -237,7 +237,9 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
         )
     own = _own_failure(obs, pod)
     if summary and summary.ended_early and not own:
-        return _ended_early(pod, summary.rank, f"pod {pod.name}: {summary.exception}")
+        place = f"rank {summary.rank} in pod {pod.name}"
+        message = summary.exception.replace(f"rank {summary.rank}", place, 1)
+        return _ended_early(pod, summary.rank, message)
     rank = None
     exit_code = pod.exit_code
     exception = ""

@@ -15,9 +15,7 @@ from datetime import datetime
 from ddpjob.core.api.history import Place
 from ddpjob.core.api.kueue import (
     API_VERSION,
-    DEFAULT_QUEUE,
     EVICTED,
-    LABEL_QUEUE,
     PODS_READY,
     QUOTA_RESERVED,
     Workload,
@@ -25,6 +23,7 @@ from ddpjob.core.api.kueue import (
     place_key,
 )
 from ddpjob.core.api.names import Condition
+from ddpjob.core.api.queue import DEFAULT_QUEUE, LABEL_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.decide.deletions import delete_all_unfinished

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import stamp_conditions
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.queue import DEFAULT_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import at_clock

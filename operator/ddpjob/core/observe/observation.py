@@ -13,8 +13,9 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang, Steps
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Queue, Workload, workload_of_place
+from ddpjob.core.api.kueue import Workload, workload_of_place
 from ddpjob.core.api.pod_groups import GroupName
+from ddpjob.core.api.queue import Queue
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.agent_state import AgentState

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import LABEL_QUEUE, POD_FINALIZER, POD_GATE, selector_of_place
+from ddpjob.core.api.kueue import POD_FINALIZER, POD_GATE, selector_of_place
 from ddpjob.core.api.pod_groups import group_of_pod
+from ddpjob.core.api.queue import LABEL_QUEUE
 from ddpjob.core.api.readers import (
     Dict,
     child,
