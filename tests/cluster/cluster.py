@@ -1,5 +1,6 @@
 """The kind cluster of the tests and its operator, made with the programs of a user."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,15 @@ class Cluster:
         run("examples/kind/up", **settings)
         if not kept:
             shorten_node_grace_period()
+            self._keep_dns_off_workers()
+
+    def _keep_dns_off_workers(self) -> None:
+        """Let CoreDNS run where no test freezes the node: names would be unknown for minutes."""
+        selector = {"nodeSelector": {"node-role.kubernetes.io/control-plane": ""}}
+        patch = json.dumps({"spec": {"template": {"spec": selector}}})
+        deployment = ("--namespace", "kube-system", "deployment/coredns")
+        self.kubectl("patch", *deployment, "--patch", patch)
+        self.kubectl("rollout", "status", *deployment, "--timeout=2m")
 
     def delete(self) -> None:
         READY.unlink(missing_ok=True)

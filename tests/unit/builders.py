@@ -460,9 +460,16 @@ def over_own_limit(message="Usage of EmptyDir volume exceeds the limit 1Gi.", **
     return {**ended(137, **fields), "phase": "Failed", "reason": "Evicted", "message": message}
 
 
+REJECTIONS = {
+    "UnexpectedAdmissionError": "Allocate failed: no devices left",
+    "Evicted": "The node had condition: [DiskPressure]. ",
+}
+
+
 def rejected_by_kubelet(reason="UnexpectedAdmissionError"):
     """Return the status of a pod rejected by the kubelet: no container was started."""
-    return {"phase": "Failed", "reason": reason, "message": "Allocate failed: no devices left"}
+    message = f"Pod was rejected: {REJECTIONS.get(reason, 'no room')}"
+    return {"phase": "Failed", "reason": reason, "message": message}
 
 
 # torchrun's failure summary

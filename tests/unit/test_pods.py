@@ -179,6 +179,16 @@ def test_a_pod_over_a_limit_of_its_own_was_not_disrupted():
     assert pod.own_limit.message == "Pod ephemeral local storage usage exceeds 1Gi"
 
 
+@pytest.mark.parametrize("containers", [waiting(), {}, ended(137, reason="ContainerStatusUnknown")])
+def test_a_slow_kubelet_tells_the_eviction_before_the_end_of_the_containers(containers):
+    message = "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "
+    status = {**containers, "phase": "Failed", "reason": "Evicted", "message": message}
+    pod = read_pod(a_pod(0, status))
+    assert pod.disruption is None
+    assert pod.own_limit.message == message
+    assert pod.failed
+
+
 def test_an_eviction_because_of_pressure_on_the_node_exceeds_no_limit_of_the_pod():
     assert read_pod(a_pod(0, evicted())).own_limit is None
 

@@ -22,6 +22,8 @@ EVICTED = "Evicted"
 # The reason of a pod rejected by its kubelet: the node lacks memory, disk or processes. The kubelet
 # itself calls it EVICTED too.
 NODE_PRESSURE = "NodePressure"
+# In the kubelet's message then (nodeConditionMessageFmt in its eviction_manager.go).
+REJECTION = "The node had condition"
 
 # The reason of the condition DisruptionTarget if a kubelet ends a pod. At an eviction, that is all.
 # The kubelet's reason in the status tells the shutdown of a node, and a critical pod in its place.
@@ -72,14 +74,13 @@ def finished_at(end: Dict) -> datetime | None:
 def own_limit(status: Dict) -> Finding | None:
     """Return the kubelet's words if it evicted the pod for exceeding a limit of its own.
 
-    Under node pressure it sets DisruptionTarget too. A pod rejected under node pressure never had a
-    container.
+    Under node pressure it sets DisruptionTarget too. The status tells nothing of the containers
+    yet if the kubelet is slow.
     """
+    message = str(status.get("message") or "the pod exceeded a limit of its own")
     if status.get("reason") != EVICTED or _disruption_target(status):
         return None
-    if not has_containers(status):
-        return None
-    return Finding(EVICTED, str(status.get("message") or "the pod exceeded a limit of its own"))
+    return None if REJECTION in message else Finding(EVICTED, message)
 
 
 def is_lost(end: Dict) -> bool:
