@@ -836,6 +836,7 @@ def test_a_field_that_is_null_or_an_empty_string_counts_as_absent():
         ("cpu", {"limits": {"nvidia.com/gpu": "1"}}, ("nvidia.com/gpu",)),
         ("cpu", {"requests": {"cpu": "1"}}, ()),
         ("gpu", {"limits": {"nvidia.com/gpu": 8}}, ()),
+        ("gpu", {"limits": {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32}}, ()),
         ("gpu", {"limits": {"aws.amazon.com/neuron": 16}}, ("aws.amazon.com/neuron",)),
     ],
 )
@@ -852,6 +853,7 @@ def test_the_advice_for_a_gpu_names_the_accelerator():
 
 OUT = {"env": [{"name": "OUT", "value": "/data"}]}
 SERVICE_LINKS = {"podTemplate": {"spec": {"enableServiceLinks": True}}}
+SECRETS = {"envFrom": [{"secretRef": {"name": "s"}}]}
 OUT_TRAINER = {"name": "trainer", **OUT}
 CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
 
@@ -867,12 +869,14 @@ CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
         (["a.py", "--out=${OUT}"], {}, "set OUT in spec.env and write $(OUT)"),
         (["a.py", "$(OUT)"], {}, "$(OUT) reaches the script as it is; set OUT in spec.env"),
         (["a.py", "--rank", "$RANK"], {}, 'read os.environ["RANK"] in the script'),
+        (["a.py", "${WORLD_SIZE}"], SECRETS, 'read os.environ["WORLD_SIZE"] in the script'),
+        (["a.py", "seed=$SLURM_PROCID"], {}, "it exists only under Slurm: read RANK, LOCAL_RANK"),
         (["a.py", "$(DDP_ATTEMPT)"], {}, 'read os.environ["DDP_ATTEMPT"] in the script'),
         (["a.py", "$(KUBERNETES_SERVICE_HOST)"], {}, ""),
         (["a.py", "$(REDIS_SERVICE_HOST)"], SERVICE_LINKS, ""),
         (["a.py", "$(OUT)"], OUT, ""),
         (["a.py", "--out=${OUT}"], OUT, "no shell reads args; write $(OUT)"),
-        (["a.py", "$(OUT)"], {"envFrom": [{"secretRef": {"name": "s"}}]}, ""),
+        (["a.py", "$(OUT)"], SECRETS, ""),
         (["a.py", "$(OUT)"], {"podTemplate": {"spec": {"containers": [OUT_TRAINER]}}}, ""),
         (["a.py", "$(DDP_NODE_INDEX)", "$$OUT", "$$(OUT)", "cost: 5$", "$1"], {}, ""),
         (["bash", "-c", "echo $OUT"], {"torchrun": {"args": ["--no-python"]}}, ""),

@@ -129,12 +129,16 @@ def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> M
     return {**profile.devices, profile.process_per: count}
 
 
+# Devices for the network between nodes. They work beside any accelerator.
+NETWORK_DEVICES = ("vpc.amazonaws.com/efa",)
+
+
 def unused_devices(name: str, user_resources: Dict) -> tuple[str, ...]:
     """Return the devices in the user's resources that only other profiles use, sorted by name."""
-    used = catalog()[name].all_devices
+    used = {*catalog()[name].all_devices, *NETWORK_DEVICES}
     return tuple(
         device
-        for device in sorted(set(all_devices()) - set(used))
+        for device in sorted(set(all_devices()) - used)
         if _requested_devices(user_resources, device) is not None
     )
 

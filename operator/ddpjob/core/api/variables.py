@@ -70,7 +70,7 @@ def variable_advice(
     if found:
         name = found.strip("${}")
         what = f"spec.args: {found} reaches the script as it is, since no shell reads args"
-        if known is None or name in known:
+        if (known is None or name in known) and not _is_of_a_process(name):
             return f"{what}; write $({name})"
         return f"{what}; {_instead(name)}"
     for name in launcher.references(args):
@@ -80,10 +80,16 @@ def variable_advice(
     return ""
 
 
+def _is_of_a_process(name: str) -> bool:
+    return name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX)
+
+
 def _instead(name: str) -> str:
     """Return what to do about a variable unknown to Kubernetes."""
-    if name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX):
+    if _is_of_a_process(name):
         return f'it exists only in the processes: read os.environ["{name}"] in the script'
+    if name.startswith("SLURM_"):
+        return "it exists only under Slurm: read RANK, LOCAL_RANK or WORLD_SIZE in the script"
     if name == names.CHECKPOINT_VARIABLE:
         return f"set spec.checkpoint (--checkpoints CLAIM) and write $({name})"
     return f"set {name} in spec.env and write $({name})"
