@@ -138,7 +138,7 @@ class Cluster:
             self._keep_dns_off_workers()
 
     def _keep_dns_off_workers(self) -> None:
-        """Let CoreDNS run where no test freezes the node: names would be unknown for minutes."""
+        """Pin CoreDNS to the control plane. A frozen worker would resolve no name for minutes."""
         selector = {"nodeSelector": {"node-role.kubernetes.io/control-plane": ""}}
         patch = json.dumps({"spec": {"template": {"spec": selector}}})
         deployment = ("--namespace", "kube-system", "deployment/coredns")

@@ -180,7 +180,7 @@ def test_a_pod_over_a_limit_of_its_own_was_not_disrupted():
 
 
 @pytest.mark.parametrize("containers", [waiting(), {}, ended(137, reason="ContainerStatusUnknown")])
-def test_a_slow_kubelet_tells_the_eviction_before_the_end_of_the_containers(containers):
+def test_a_slow_kubelet_reports_the_eviction_before_the_end_of_the_containers(containers):
     message = "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "
     status = {**containers, "phase": "Failed", "reason": "Evicted", "message": message}
     pod = read_pod(a_pod(0, status))

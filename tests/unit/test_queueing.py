@@ -121,13 +121,13 @@ def test_the_queue_of_a_job_is_in_its_labels(labels, queue):
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0), ("1", 1), ("2147483647", 2**31 - 1)])
 def test_the_longest_time_in_a_place_is_a_number(text, seconds):
-    assert Queue("team", max_time=text).max_seconds == seconds
+    assert Queue("team", max_time=text).read_max_time() == seconds
 
 
 @pytest.mark.parametrize("text", ["an hour", "0", "-1", "1.5", "2147483648", "9" * 5000, "²"])
 def test_another_longest_time_is_refused_before_and_after_the_job_is_created(text):
     with pytest.raises(SpecError, match=r"max-exec-time-seconds: must be an integer from 1 to "):
-        _ = Queue("team", max_time=text).max_seconds
+        Queue("team", max_time=text).read_max_time()
     labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/max-exec-time-seconds": text}
     manifest = DDPJob.create("digits", image="i", args=["a.py"]).manifest()
     manifest["metadata"]["labels"] = labels

@@ -150,7 +150,8 @@ class DDPJob:
         # The API server completes the name before its checks.
         require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
         queue = read_queue(self.metadata.get("labels"))
-        _ = queue and queue.max_seconds
+        if queue:
+            queue.read_max_time()
         Spec.from_user(self.spec)
 
     def renamed_for_trial(self) -> Self:

@@ -304,7 +304,10 @@ class Demand:
 
 
 def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str, Any]:
-    """Return the Workload of a job. `number` is the number of its place."""
+    """Return the Workload of a job. `number` is the number of its place.
+
+    Raises SpecError for a wrong label of the queue.
+    """
     queue, priority = demand.queue, demand.priority
     pod_set = {"name": POD_SET, "count": demand.count, "template": demand.template}
     if demand.topology:
@@ -314,8 +317,9 @@ def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str
     if priority:
         reference = {"group": priority.group, "kind": priority.kind, "name": priority.name}
         spec |= {"priority": priority.value, "priorityClassRef": reference}
-    if queue.max_seconds:
-        spec["maximumExecutionTimeSeconds"] = queue.max_seconds
+    max_seconds = queue.read_max_time()
+    if max_seconds:
+        spec["maximumExecutionTimeSeconds"] = max_seconds
     name = workload_name(owner.name, owner.uid, number)
     metadata = owned_metadata(owner, name, {LABEL_JOB_UID: owner.uid})
     return {

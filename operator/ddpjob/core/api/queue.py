@@ -29,9 +29,8 @@ class Queue:
     priority_class: str = ""
     max_time: str = ""
 
-    @property
-    def max_seconds(self) -> int:
-        """Return the same as a number; 0 is without a limit. Raises SpecError."""
+    def read_max_time(self) -> int:
+        """Return `max_time` in seconds; 0 is without a limit. Raises SpecError."""
         if not self.max_time:
             return 0
         is_number = self.max_time.isdecimal() and len(self.max_time) <= len(str(MAX_INT32))

@@ -22,7 +22,8 @@ EVICTED = "Evicted"
 # The reason of a pod rejected by its kubelet: the node lacks memory, disk or processes. The kubelet
 # itself calls it EVICTED too.
 NODE_PRESSURE = "NodePressure"
-# In the kubelet's message then (nodeConditionMessageFmt in its eviction_manager.go).
+# Part of the kubelet's message about such a rejection (nodeConditionMessageFmt in the kubelet's
+# eviction_manager.go).
 REJECTION = "The node had condition"
 
 # The reason of the condition DisruptionTarget if a kubelet ends a pod. At an eviction, that is all.
@@ -74,8 +75,8 @@ def finished_at(end: Dict) -> datetime | None:
 def own_limit(status: Dict) -> Finding | None:
     """Return the kubelet's words if it evicted the pod for exceeding a limit of its own.
 
-    Under node pressure it sets DisruptionTarget too. The status tells nothing of the containers
-    yet if the kubelet is slow.
+    An eviction under node pressure has the condition DisruptionTarget. The state of the containers
+    decides nothing: a slow kubelet writes it later.
     """
     message = str(status.get("message") or "the pod exceeded a limit of its own")
     if status.get("reason") != EVICTED or _disruption_target(status):
@@ -115,15 +116,6 @@ def _deletion_time(metadata: Dict) -> datetime | None:
 def _with_words(message: str, words: object) -> str:
     """Return a message with the words of Kubernetes, if there are any."""
     return f"{message}: {words}" if words else message
-
-
-def has_containers(status: Dict) -> bool:
-    """Return True if the kubelet of a pod has created a container of it."""
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for container in children(status, kind):
-            if "waiting" not in child(container, "state"):
-                return True
-    return False
 
 
 def condition_of(status: Dict, kind: str) -> Dict:

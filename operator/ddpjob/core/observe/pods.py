@@ -23,7 +23,6 @@ from ddpjob.core.observe.disruptions import (
     condition_of,
     disruption,
     finished_at,
-    has_containers,
     is_lost,
     own_limit,
 )
@@ -193,9 +192,18 @@ def _ready_since(status: Dict) -> str:
     return str(ready.get("lastTransitionTime", ""))
 
 
+def _has_containers(status: Dict) -> bool:
+    """Return True if the kubelet of a pod has created a container of it."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in children(status, kind):
+            if "waiting" not in child(container, "state"):
+                return True
+    return False
+
+
 def _creating_since(status: Dict) -> datetime | None:
     """Return since when a pod has had a node, if its kubelet has not created a container yet."""
-    if has_containers(status):
+    if _has_containers(status):
         return None
     scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") != "True":
