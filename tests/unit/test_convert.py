@@ -150,6 +150,15 @@ def test_the_restart_policy_never_allows_no_restart():
     assert spec["failurePolicy"] == {"maxRestarts": 0}
 
 
+@pytest.mark.parametrize("policy", ["Always", "ExitCode", "OnFailure"])
+def test_restarts_without_a_limit_are_noted(policy):
+    text = a_pytorchjob().replace("replicas: 1", f"replicas: 1\n      restartPolicy: {policy}")
+    assert f"restartPolicy: {policy} restarted pods without a limit" in convert(text).comments()
+    limited = load_yaml(text)
+    limited["spec"]["runPolicy"] = {"backoffLimit": 2}
+    assert "without a limit" not in convert(yaml.safe_dump(limited)).comments()
+
+
 def test_torchruns_own_restarts_do_not_depend_on_the_restart_policy():
     never = {"runPolicy": {"backoffLimit": 5}}
     text = a_pytorchjob(["torchrun", "--max-restarts=3", "a.py"], spec=never)
@@ -327,6 +336,19 @@ def test_flags_of_torchrun_override_the_fields_of_a_trainjob():
     assert "spec.trainer.numProcPerNode: 4: because" in found.comments()
 
 
+@pytest.mark.parametrize("flag", ["--use_env", "--use-env"])
+def test_the_argument_for_the_local_rank_is_noted_only_without_use_env(flag):
+    module = ("python", "-m", "torch.distributed.launch")
+    assert "--local-rank" in converted(*module, "a.py")[1]
+    assert "--local-rank" not in converted(*module, flag, "a.py")[1]
+
+
+def test_two_dashes_end_the_flags_of_torchrun():
+    spec, comments = converted("torchrun", "--nproc-per-node=2", "--", "a.py", "--", "x")
+    assert spec["args"] == ["a.py", "--", "x"]
+    assert "unknown flag" not in comments
+
+
 def test_fields_of_the_job_stay_without_a_flag():
     elastic = {"maxRestarts": 5, "nProcPerNode": 2}
     fields = {"nprocPerNode": "4", "elasticPolicy": elastic, "runPolicy": {"backoffLimit": 3}}
@@ -463,6 +485,15 @@ def test_a_runtime_may_be_in_another_file():
     job, runtime = (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n")
     found = convert(job, runtime=runtime)
     assert found.document["spec"]["scheduling"] == {"gang": "Volcano"}
+
+
+def test_what_a_job_overrides_in_its_runtime_is_named():
+    job, runtime = map(load_yaml, (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n"))
+    job["spec"]["trainer"] = {"image": "own:1", "numNodes": 7, "numProcPerNode": 6}
+    comments = convert(yaml.safe_dump(job), runtime=yaml.safe_dump(runtime)).comments()
+    for field, value in (("numNodes", 7), ("numProcPerNode", 6)):
+        assert f"because spec.trainer.{field} is {value}, and overrides it" in comments
+    assert "because spec.trainer.image is set" in comments
 
 
 def test_a_job_without_its_runtime_is_an_error_if_only_that_has_the_command():

@@ -9,6 +9,9 @@ from ddpjob.convert.bash import bash_syntax
 from ddpjob.convert.sbatch import split_directive
 from ddpjob.convert.shell import expand
 
+# A command in a here-document, with quotes and a variable.
+TEXT = ("torchrun --nproc-per-node 2 \\", '  train.py --lr $LR --name "a b" c\\"d')
+
 # Options of Slurm
 
 
@@ -466,3 +469,58 @@ def test_a_launcher_and_a_command_are_joined_in_the_text_of_a_shell():
     comments = comments_of("sbatch", "megatron-launcher.sbatch")
     assert "SLURM_JOBID in args: nothing expands it" in comments
     assert "zero_optimization" in comments
+
+
+# Here-documents for variables
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("read -r -d '' CMD <<EOF || true", *TEXT, "EOF"),
+        ("read -rd '' CMD <<-EOF", *TEXT, "\tEOF"),
+        ('export CMD="$(cat <<EOF', *TEXT, "EOF", ')"'),
+    ],
+)
+def test_the_training_can_be_in_a_here_document(lines):
+    spec, comments = converted_script("LR=3", *lines, 'srun bash -c "$CMD"', "nvidia-smi")
+    assert spec["args"] == ["train.py", "--lr", "3", "--name", "a b", 'c"d']
+    assert "here-document" not in comments
+    assert f'line {4 + len(lines)}: "nvidia-smi"' in comments
+
+
+def test_a_here_document_with_a_quoted_delimiter_has_no_variables():
+    lines = ("CMD=$(cat <<'EOF'", "torchrun a.py --n 'x y'", "EOF", ")", 'srun bash -c "$CMD"')
+    spec, _ = converted_script(*lines)
+    assert spec["args"] == ["a.py", "--n", "x y"]
+
+
+# What has no use
+
+
+def test_an_array_without_a_use_is_named():
+    lines = ("A=(1 2)", "B=($A)", "declare -a C", "D=(--x 1)", 'srun torchrun a.py "${D[@]}"')
+    spec, comments = converted_script(*lines)
+    assert spec["args"] == ["a.py", "--x", "1"]
+    for dropped in ('2: "A=(1 2)"', '3: "B=($A)"', '4: "declare -a C"'):
+        assert f"dropped: the script: line {dropped}: because" in comments
+    assert "D=(" not in comments
+
+
+def test_only_the_unknown_variable_of_a_command_is_named():
+    spec, comments = converted_script("A=1 B=$(date) srun torchrun a.py")
+    assert spec["env"] == [{"name": "A", "value": "1"}]
+    assert 'dropped: the script: line 2 B: "$(date)": because only a shell knows' in comments
+
+
+def test_a_declaration_exports_only_with_its_option():
+    spec, _ = converted_script(
+        "declare A=1", "declare -x B=2", "readonly C=3", "srun torchrun a.py"
+    )
+    assert spec["env"] == [{"name": "B", "value": "2"}]
+
+
+def test_the_arguments_of_the_script_are_no_words():
+    spec, comments = converted_script('srun torchrun a.py --x "$@"')
+    assert spec["args"] == ["a.py", "--x"]
+    assert 'dropped: the script: "$@": because the arguments of the script are not here' in comments

@@ -3,6 +3,7 @@
 import pytest
 from conversions import a_script, convert, converted_script
 
+from ddpjob.convert.slurm_options import OPTIONS
 from ddpjob.core.api.readers import SpecError
 
 
@@ -88,5 +89,34 @@ def test_a_variable_of_an_option_is_set():
         "#SBATCH --export=ALL,A=1", "B=2", "srun --export=ALL,B=$B,C,D=$E,RANK=1 torchrun a.py"
     )
     assert spec["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
-    assert 'srun --export: "C,D=$E": because pods have only the variables of the job' in comments
+    assert 'srun --export: "ALL,C,D=$E": because pods have only the variables' in comments
     assert 'srun --export RANK: "1": because torchrun sets it' in comments
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_an_option_leaves_a_field_or_a_remark(name):
+    option = f"{name}=5" if OPTIONS[name].takes_value else name
+    lines = ("#SBATCH -N 2 --gpus-per-node=2", "srun torchrun a.py")
+    with_it = convert(a_script(f"#SBATCH {option}", *lines), image="i")
+    without = convert(a_script("#SBATCH", *lines), image="i")
+    assert (with_it.document, with_it.comments()) != (without.document, without.comments())
+
+
+@pytest.mark.parametrize("option", ["-M a", "--tmp=1G", "--threads-per-core=1", "--mincpus 4"])
+def test_a_rare_option_of_slurm_is_known(option):
+    _, comments = converted_script(f"#SBATCH {option}", "srun torchrun a.py")
+    assert "dropped: line 2: #SBATCH --" in comments
+    assert "unknown option" not in comments
+
+
+def test_the_last_of_equal_options_counts():
+    spec, comments = converted_script("#SBATCH -N 2", "#SBATCH --nodes=4", "srun torchrun a.py")
+    assert spec["nodes"] == 4
+    assert 'line 2: #SBATCH --nodes: "2": because line 3 has another --nodes' in comments
+
+
+def test_numbers_of_gpus_that_do_not_agree_are_named():
+    _, comments = converted_script("#SBATCH -N 2 --gpus-per-node=4 -G 6", "srun torchrun a.py")
+    assert "the GPUs per job: 6: because the other options give each node 4 GPUs" in comments
+    _, comments = converted_script("#SBATCH -N 2 --gpus-per-node=4 -G 8", "srun torchrun a.py")
+    assert "GPUs per" not in comments

@@ -30,6 +30,7 @@ def test_several_documents_and_lists_are_read():
     ("text", "message"),
     [
         ("a: [", "is not YAML"),
+        ("a: 1\nb: {c: 2,\n  c: 3}", 'at line 3, column 3: line 2 has the key "c" too; keep one'),
         ("just words", 'document 1: must be an object, got "just words"'),
         (JOB + "---\n{kind: X}", "document 2: apiVersion is required"),
         ("{apiVersion: v1}", "document 1: kind is required"),
@@ -49,6 +50,11 @@ def test_what_is_no_manifest_is_refused(text, message):
     with pytest.raises(SpecError) as refused:
         read_documents(text)
     assert message in str(refused.value)
+
+
+def test_a_key_overrides_that_of_a_merge():
+    (document,) = read_documents("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\napiVersion: v1\nkind: X")
+    assert document["b"] == {"x": 1, "y": 3}
 
 
 def test_a_date_is_a_string_as_in_kubernetes():

@@ -34,6 +34,7 @@ class Launch:
     - `path`: its place in the manifest. `values`: known values of variables of the shell.
     - `programs`: further rows of PROGRAMS.
     - `is_single`: python started one process per pod, without torchrun.
+    - `uses_env`: the script reads LOCAL_RANK, and has no argument --local-rank.
     - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
     """
 
@@ -42,6 +43,7 @@ class Launch:
     values: Mapping[str, str] = field(default_factory=dict)
     programs: "Sequence[tuple[str, Reader]]" = ()
     is_single: bool = False
+    uses_env: bool = False
     nodes: str = ""
 
     def resolve(self, text: str) -> str:
@@ -109,6 +111,8 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
     dropped: list[str] = []
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
+        if word == "--":
+            break
         found = candidates(word)
         if len(found) != 1:
             _drop_unknown_flag(launch, word, rest)
@@ -141,6 +145,7 @@ def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
 def _drop_unknown_flag(launch: Launch, word: str, rest: list[str]) -> None:
     if word.replace("_", "-") == "--use-env":
         # torch.distributed.launch has this flag. torchrun always behaves so.
+        launch.uses_env = True
         return
     value = ""
     if "=" not in word and rest and not rest[0].startswith("-") and not SCRIPT.fullmatch(rest[0]):
@@ -241,7 +246,7 @@ def _python(launch: Launch, words: list[str]) -> None:
     if module in launcher.LAUNCHER_MODULES:
         _set_program(launch, words, "python")
         _after_torchrun(launch, rest[2:])
-        if module == "torch.distributed.launch":
+        if module == "torch.distributed.launch" and not launch.uses_env:
             launch.draft.note(
                 launch.path,
                 "torch.distributed.launch gave each process the argument --local-rank; torchrun "

@@ -212,7 +212,7 @@ POD_EXCEPTIONS: Table = {
     "restartPolicy": drop(
         "the gang restarts together",
         "failurePolicy.maxRestarts",
-        unless=("Never", "OnFailure", "Always"),
+        unless=("Never",),
     ),
     "hostname": drop("the host name of a pod has the index of its node"),
     "subdomain": drop("it is the job's Service"),

@@ -19,6 +19,7 @@ from ddpjob.convert.table import (
     used,
 )
 from ddpjob.core.api.merge import merge
+from ddpjob.core.api.policy import FailurePolicy
 from ddpjob.core.api.readers import (
     Dict,
     SpecError,
@@ -42,6 +43,9 @@ BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 
 # Fields of the job that a flag of torchrun in a template overrides.
 DEFAULTS = ("nprocPerNode", "failurePolicy.maxRestarts")
+
+# Policies of a replica to restart its pods.
+RESTART = {"Always", "ExitCode", "OnFailure"}
 
 # Fields of the program. Master and Worker must not differ in them.
 PROGRAM = ("image", "args", "torchrun", "setup")
@@ -153,8 +157,22 @@ def _read_replicas(draft: Draft, replicas: Dict) -> None:
             draft.drop(f"{REPLICAS}.{role}", roles[role], "it has no replicas")
     _merge(draft, drafts)
     # torchrun restarted its processes whatever the policy of the pods.
-    if policies == {"Never"} and draft.get("failurePolicy.maxRestarts") is None:
-        draft.set("failurePolicy.maxRestarts", 0, f"{REPLICAS}.*.restartPolicy")
+    if draft.get("failurePolicy.maxRestarts") is None:
+        _set_restarts(draft, policies)
+
+
+def _set_restarts(draft: Draft, policies: set[str]) -> None:
+    """Set or note the budget of restarts of a job without a limit for them."""
+    path = f"{REPLICAS}.*.restartPolicy"
+    if policies == {"Never"}:
+        draft.set("failurePolicy.maxRestarts", 0, path)
+    elif policies & RESTART:
+        draft.note(
+            path,
+            f"{', '.join(sorted(policies & RESTART))} restarted pods without a limit; a DDPJob "
+            f"starts again {FailurePolicy().max_restarts} times after failures of the script",
+            "set spec.failurePolicy.maxRestarts",
+        )
 
 
 def _number_of(role: Any, path: str) -> int:
@@ -190,7 +208,7 @@ def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
             "codes from 1 to 127 ended the job, and larger ones did not",
             "list the codes that end the job in failurePolicy.nonRetryableExitCodes",
         )
-    for policy in sorted(policies - {"", "Never", "ExitCode", "OnFailure", "Always"}):
+    for policy in sorted(policies - {"", "Never"} - RESTART):
         draft.drop(path, policy, "it is unknown")
 
 

@@ -63,12 +63,7 @@ def convert(text: str, image: str, name: str) -> Conversion:
     """
     draft = Draft.with_image(image)
     request = Request(draft)
-    for line, words in _directives(draft, text):
-        options, rest = read_options(draft, words, f"line {line}: #SBATCH")
-        for option, value in options:
-            OPTIONS[option].read(request, value, f"line {line}: #SBATCH {option}")
-        if rest:
-            draft.drop(f"line {line}: #SBATCH", " ".join(rest), "it is no option of sbatch")
+    _read_directives(request, text)
     draft.metadata.setdefault("name", job_name(name))
     launch = Launch(draft, "the script", programs=_programs(request))
     launch.values = _values(request)
@@ -84,6 +79,23 @@ def convert(text: str, image: str, name: str) -> Conversion:
         "ddpjob submit --script sends a script or a folder",
     )
     return Conversion(f"sbatch script {name}", draft.document(), tuple(draft.remarks))
+
+
+def _read_directives(request: Request, text: str) -> None:
+    """Read the options of the #SBATCH lines. The last one of a name counts, as for Slurm."""
+    found: dict[str, tuple[str, str]] = {}
+    for line, words in _directives(request.draft, text):
+        path = f"line {line}: #SBATCH"
+        options, rest = read_options(request.draft, words, path)
+        for option, value in options:
+            before = found.pop(option, None)
+            if before:
+                request.draft.drop(*before, f"line {line} has another {option}, which counts")
+            found[option] = (f"{path} {option}", value)
+        if rest:
+            request.draft.drop(path, " ".join(rest), "it is no option of sbatch")
+    for option, (path, value) in found.items():
+        OPTIONS[option].read(request, value, path)
 
 
 def _directives(draft: Draft, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -236,6 +248,7 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     gpus = _gpus_per_node(request, nodes)
     if gpus:
         resources.setdefault("limits", {})[GPU] = gpus
+    _remark_on_other_gpus(request, nodes, gpus)
     cpus = _per_node(request.cpus, request, nodes)
     if cpus:
         resources.setdefault("requests", {})["cpu"] = str(cpus)
@@ -261,6 +274,14 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
         _note_one_start(draft, launch, nodes)
     settle_processes(launch, devices)
     refer_to_variables(draft, launch.path)
+
+
+def _remark_on_other_gpus(request: Request, nodes: int, gpus: int) -> None:
+    """Remark on numbers of GPUs in other options that do not agree with those of a node."""
+    for unit, count in request.gpus.items():
+        if _per_node({unit: count}, request, nodes) != gpus:
+            why = f"the other options give each node {gpus} GPUs"
+            request.draft.drop(f"the GPUs per {unit}", count, why)
 
 
 def _note_one_start(draft: Draft, launch: Launch, nodes: int) -> None:

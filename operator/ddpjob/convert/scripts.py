@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ddpjob.convert.bash import bash_syntax, run_by_bash
 from ddpjob.convert.chains import chooses, is_test, join_chains, may_fail
 from ddpjob.convert.folders import MOVES, Folders
+from ddpjob.convert.here_documents import rewrite
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
 from ddpjob.convert.marks import unmark
 from ddpjob.convert.programs import OTHER_PROGRAMS
@@ -30,17 +31,14 @@ from ddpjob.convert.trainings import find_trainings, is_assignment, most_likely,
 from ddpjob.convert.variables import HOME, NO_HOME, WRITE_PATH, Variables
 from ddpjob.core.api.readers import SpecError, quoted
 
-# A function as sent by Kubeflow's SDK. Its `read` fails, so it must not be in a setup.
-FUNCTION_OF_SDK = re.compile(
-    r"read -r -d '' (\w+) *<< *(\w+)\n(.*?)\n\2\s*\n\s*printf \"%s\" \"?\$\1\"? > *(\S+)",
-    re.DOTALL,
-)
-
 # The current folder. A pod begins in the working directory, as the script did.
 CURRENT_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 
 # Words that only a shell replaces: names of files, several words, the number of its process.
 SHELL_WORDS = re.compile(r"\*|(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|\$\$")
+
+# All arguments of the script.
+ALL_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*]\}")
 
 # An option of a shell to stop at the first failure, and a first line with it.
 STOPS = re.compile(r"-[a-zA-Z]*e[a-zA-Z]*|errexit")
@@ -87,6 +85,7 @@ CHOOSES = "it chose one of two trainings, and a DDPJob runs the same one on all 
 ONLY_AFTER_FAILURE = "the training began only after its failure; in a DDPJob it always begins"
 ANOTHER_TRAINING = "it could be the training too"
 NO_INPUT = ("a process of a DDPJob has no input", "read the file in the script")
+ARGUMENTS = ("the arguments of the script are not here", "spec.args")
 OUTPUT = "the agent reads the output of each rank; ddpjob logs prints it"
 
 
@@ -121,7 +120,7 @@ class Script:
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
         self.stops = self.stops or FIRST_LINE.match(text) is not None
-        statements = read_shell(FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text))
+        statements = read_shell(rewrite(text))
         candidates = find_trainings(statements, self.launch.path, self.variables.known)
         chosen = most_likely(candidates)
         apart = [one.statement for one in candidates if one.starts_processes or one is chosen]
@@ -137,6 +136,7 @@ class Script:
             else:
                 self._other(statement, is_after=statement.span > chosen.statement.span)
         self._set_setup()
+        self.variables.drop_unused_arrays()
 
     def drop(self, statement: Statement, why: str, instead: str = "") -> None:
         """Remark on a dropped statement."""
@@ -169,6 +169,9 @@ class Script:
             where = f"{self.launch.path}: line {statement.line}"
             reads = redirection.lstrip("0123456789").startswith("<")
             self.launch.draft.drop(where, redirection, *(NO_INPUT if reads else (OUTPUT,)))
+        for word in filter(ALL_ARGUMENTS.fullmatch, words):
+            self.launch.draft.drop(self.launch.path, word, *ARGUMENTS)
+        words = [word for word in words if not ALL_ARGUMENTS.fullmatch(word)]
         while words and ASSIGNMENT.fullmatch(words[0]):
             self.variables.assign(statement, words.pop(0), is_exported=True)
         self.launch.values = self.variables.known

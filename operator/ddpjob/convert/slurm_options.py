@@ -18,7 +18,16 @@ SLURM_ONLY = "it is about the Slurm cluster"
 PLACES = "nodeSelector or affinity, with the labels of your nodes"
 NO_LOG_FILE = "the log of a pod has the output; ddpjob logs prints it"
 ENV = "spec.env"
+PROCESSES = "spec.nprocPerNode"
 SHARED = "a pod has no shared home or working directory"
+
+STEPS = "a pod has no steps of Slurm"
+OF_THE_COMMAND = "it is about Slurm's commands, not about the job"
+OF_THE_USER = "pods have nothing of the user's shell"
+STARTS_TOGETHER = "all nodes of a DDPJob start together"
+ENDS_TOGETHER = "the ranks of a DDPJob end together after a failure of one of them"
+OUTPUT = "ddpjob logs prints the output of each rank by lines, with its number"
+ITS_IMAGE = "each pod has a container of its image, which it can write to"
 
 # The sockets of a node's GPUs, as in `gpu:a100:2(S:0-1)`.
 SOCKETS = re.compile(r"\([^)]*\)")
@@ -113,10 +122,6 @@ def _drop(why: str, instead: str = "") -> Option:
         request.draft.drop(path, value or True, why, instead)
 
     return read
-
-
-def _ignore(_request: Request, _value: str, _path: str) -> None:
-    """Read an option without an effect in a pod."""
 
 
 def _number(value: str, path: str) -> int:
@@ -227,7 +232,7 @@ def _export(request: Request, value: str, path: str) -> None:
         name, equals, text = part.partition("=")
         if equals and not has_only_a_shell(text) and not VARIABLE.search(text):
             request.draft.add_variable(name, text, path)
-        elif part not in ("ALL", "NONE", "NIL", ""):
+        elif part:
             others.append(part)
     if others:
         request.draft.drop(path, ",".join(others), "pods have only the variables of the job", ENV)
@@ -264,6 +269,29 @@ def _workdir(request: Request, value: str, path: str) -> None:
     request.draft.trainer["workingDir"] = value
 
 
+# Other options of sbatch and srun in Slurm 24.05 with a value, and their letters.
+OF_SLURM = {
+    **dict.fromkeys(
+        (
+            *("--accel-bind", "--acctg-freq", "--batch", "--bb", "--bbf", "--bcast"),
+            *("--cluster-constraint", "--container", "--container-id", "--cores-per-socket"),
+            *("--cpu-freq", "--delay-boot", "--epilog", "--extra", "--gid", "--gpu-freq"),
+            *("--gres-flags", "--kill-on-invalid-dep", "--mcs-label", "--mem-bind"),
+            *("--msg-timeout", "--network", "--power", "--profile", "--prolog", "--send-libs"),
+            *("--slurmd-debug", "--sockets-per-node", "--task-epilog", "--task-prolog"),
+            *("--thread-spec", "--threads-per-core", "--tres-bind", "--tres-per-task"),
+            *("--treewidth", "--uid"),
+        ),
+        "",
+    ),
+    "--core-spec": "-S",
+    "--extra-node-info": "-B",
+    "--nodefile": "-F",
+    "--relative": "-r",
+    "--threads": "-T",
+}
+SWITCHES_OF_SLURM = ("--compress", "--stepmgr", "--whole")
+
 OPTIONS: Mapping[str, Row] = {
     # The size.
     "--nodes": Row(_nodes, "-N"),
@@ -291,7 +319,7 @@ OPTIONS: Mapping[str, Row] = {
     ),
     "--no-requeue": Row(_no_requeue, takes_value=False),
     "--signal": Row(_signal),
-    "--kill-on-bad-exit": Row(_ignore, "-K", takes_value=False),
+    "--kill-on-bad-exit": Row(_drop(ENDS_TOGETHER), "-K", takes_value=False),
     "--array": Row(_drop("a DDPJob is one training", "a job for each index"), "-a"),
     "--dependency": Row(_drop("a DDPJob waits for no other one", "ddpjob wait"), "-d"),
     "--begin": Row(_drop("a DDPJob has no start time", "suspend: true and ddpjob resume"), "-b"),
@@ -315,8 +343,8 @@ OPTIONS: Mapping[str, Row] = {
     "--error": Row(_drop(NO_LOG_FILE), "-e"),
     "--input": Row(_drop("a pod has no input"), "-i"),
     "--open-mode": Row(_drop(NO_LOG_FILE)),
-    "--label": Row(_ignore, "-l", takes_value=False),
-    "--unbuffered": Row(_ignore, "-u", takes_value=False),
+    "--label": Row(_drop(OUTPUT), "-l", takes_value=False),
+    "--unbuffered": Row(_drop(OUTPUT), "-u", takes_value=False),
     "--mail-type": Row(_drop("the operator sends no mail", "an alert on its metrics")),
     "--mail-user": Row(_drop("the operator sends no mail", "an alert on its metrics")),
     "--comment": Row(_drop(SLURM_ONLY, "an annotation")),
@@ -329,43 +357,61 @@ OPTIONS: Mapping[str, Row] = {
     "--cpu-bind": Row(_drop("torchrun starts the processes")),
     "--gpu-bind": Row(_drop("LOCAL_RANK chooses the GPU of a process")),
     "--mpi": Row(_drop("torchrun starts the processes")),
-    "--overlap": Row(_ignore, takes_value=False),
-    "--jobid": Row(_ignore),
+    "--overlap": Row(_drop(STEPS), takes_value=False),
+    "--jobid": Row(_drop(STEPS)),
     "--wait": Row(_drop("the operator waits for all nodes"), "-W"),
-    "--wait-all-nodes": Row(_ignore),
-    "--get-user-env": Row(_ignore, takes_value=False),
-    "--parsable": Row(_ignore, takes_value=False),
+    "--wait-all-nodes": Row(_drop(STARTS_TOGETHER)),
+    "--get-user-env": Row(_drop(OF_THE_USER), takes_value=False),
+    "--parsable": Row(_drop(OF_THE_COMMAND), takes_value=False),
     # Switches of srun without an effect in a pod.
-    "--verbose": Row(_ignore, "-v", takes_value=False),
-    "--quiet": Row(_ignore, "-Q", takes_value=False),
-    "--no-kill": Row(_ignore, "-k", takes_value=False),
+    "--verbose": Row(_drop(OF_THE_COMMAND), "-v", takes_value=False),
+    "--quiet": Row(_drop(OF_THE_COMMAND), "-Q", takes_value=False),
+    "--no-kill": Row(_drop(ENDS_TOGETHER), "-k", takes_value=False),
     "--hold": Row(_drop("the job would wait", "spec.suspend"), "-H", takes_value=False),
-    "--immediate": Row(_ignore, "-I", takes_value=False),
-    "--preserve-env": Row(_ignore, "-E", takes_value=False),
-    "--disable-status": Row(_ignore, "-X", takes_value=False),
-    "--no-allocate": Row(_ignore, "-Z", takes_value=False),
+    "--immediate": Row(_drop(STARTS_TOGETHER), "-I", takes_value=False),
+    "--preserve-env": Row(_drop(OF_THE_USER), "-E", takes_value=False),
+    "--disable-status": Row(_drop(OF_THE_COMMAND), "-X", takes_value=False),
+    "--no-allocate": Row(_drop(SLURM_ONLY), "-Z", takes_value=False),
     "--overcommit": Row(_drop(SLURM_ONLY, "resources"), "-O", takes_value=False),
     "--oversubscribe": Row(_drop(SLURM_ONLY, "resources"), "-s", takes_value=False),
     "--contiguous": Row(_drop(SLURM_ONLY, "scheduling.topology"), takes_value=False),
     "--spread-job": Row(_drop(SLURM_ONLY, "topologySpreadConstraints"), takes_value=False),
-    "--use-min-nodes": Row(_ignore, takes_value=False),
-    "--exact": Row(_ignore, takes_value=False),
-    "--interactive": Row(_ignore, takes_value=False),
+    "--use-min-nodes": Row(_drop(SLURM_ONLY), takes_value=False),
+    "--exact": Row(_drop(STEPS), takes_value=False),
+    "--interactive": Row(_drop(STEPS), takes_value=False),
     "--pty": Row(_drop("a pod has no terminal"), takes_value=False),
-    "--propagate": Row(_ignore, takes_value=False),
-    "--quit-on-interrupt": Row(_ignore, takes_value=False),
+    "--propagate": Row(_drop(OF_THE_USER), takes_value=False),
+    "--quit-on-interrupt": Row(_drop(OF_THE_COMMAND), takes_value=False),
     "--reboot": Row(_drop(SLURM_ONLY), takes_value=False),
-    "--resv-ports": Row(_ignore, takes_value=False),
-    "--debugger-test": Row(_ignore, takes_value=False),
+    "--resv-ports": Row(_drop(SLURM_ONLY), takes_value=False),
+    "--debugger-test": Row(_drop(OF_THE_COMMAND), takes_value=False),
     "--test-only": Row(_drop("ddpjob validate checks a job"), takes_value=False),
-    "--ignore-pbs": Row(_ignore, takes_value=False),
+    "--ignore-pbs": Row(_drop(OF_THE_COMMAND), takes_value=False),
+    # Counts by units unknown to a pod.
+    "--ntasks-per-core": Row(_drop("a pod asks for CPUs and not for cores", PROCESSES)),
+    "--ntasks-per-socket": Row(_drop("a pod asks for CPUs and not for sockets", PROCESSES)),
+    "--gpus-per-socket": Row(_drop("a pod asks for GPUs and not for sockets", "resources")),
+    "--mincpus": Row(_drop("a pod asks for its CPUs", "resources")),
+    "--tmp": Row(_drop("a pod asks for its disk", "ephemeral-storage in resources")),
+    "--export-file": Row(_drop("it is a file of the Slurm cluster", ENV)),
+    "--multi-prog": Row(_drop("all ranks run the same program"), takes_value=False),
+    "--prefer": Row(_drop(SLURM_ONLY, PLACES)),
+    "--clusters": Row(_drop("a job is in the cluster to which it is submitted"), "-M"),
+    **{name: Row(_drop(SLURM_ONLY), letter) for name, letter in OF_SLURM.items()},
+    **{name: Row(_drop(SLURM_ONLY), takes_value=False) for name in SWITCHES_OF_SLURM},
     # Containers, by the plugin pyxis.
     "--container-image": Row(take_image),
     "--container-workdir": Row(_workdir),
     "--container-mounts": Row(_drop(SHARED, "volumes and volumeMounts, with a claim")),
-    "--container-name": Row(_ignore),
+    "--container-name": Row(_drop(ITS_IMAGE)),
+    "--container-env": Row(_drop(OF_THE_USER, ENV)),
+    "--container-entrypoint": Row(_drop("torchrun starts the processes"), takes_value=False),
+    "--container-remap-root": Row(
+        _drop("a pod has the user of its image", "runAsUser in podTemplate"), takes_value=False
+    ),
+    "--container-save": Row(_drop("pods write no image")),
     "--container-mount-home": Row(_drop(SHARED), takes_value=False),
-    "--no-container-mount-home": Row(_ignore, takes_value=False),
-    "--container-writable": Row(_ignore, takes_value=False),
+    "--no-container-mount-home": Row(_drop(SHARED), takes_value=False),
+    "--container-writable": Row(_drop(ITS_IMAGE), takes_value=False),
 }
 LETTERS = {row.letter: name for name, row in OPTIONS.items() if row.letter}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Draft, require_integer
-from ddpjob.core.api.readers import Dict, did_you_mean, mapping_or_empty, require_object
+from ddpjob.core.api.readers import Dict, did_you_mean, mapping_or_empty, quoted, require_object
 
 Row = Callable[[Draft, Any, str], None]
 Table = Mapping[str, Row]
@@ -43,11 +43,17 @@ def keep_integer(to: str) -> Row:
 
 
 def default(row: Row, to: str) -> Row:
-    """Return a row for a default: it counts only if the spec has no value yet."""
+    """Return a row for a default: it counts only if the spec has no value yet.
+
+    Remark on a default that is another value than that of the spec.
+    """
 
     def read(draft: Draft, value: Any, path: str) -> None:
-        if draft.get(to) is None:
+        given = draft.get(to)
+        if given is None:
             row(draft, value, path)
+        elif str(given) != str(value):
+            draft.drop(path, value, f"{draft.sources[to]} is {quoted(given)}, and overrides it")
 
     return read
 

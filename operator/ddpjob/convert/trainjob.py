@@ -77,7 +77,9 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
     template = _with_trainer(draft, template, child(spec, "trainer"), path)
     if not runtime:
         _require_command(draft, template, path)
-    launch = read_node(draft, template, path, NODE)
+    has_command = not runtime or child(spec, "trainer").get("command")
+    command = "spec.trainer.command" if has_command else ""
+    launch = read_node(draft, template, path, NODE, command)
     if draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
     return Conversion(name_of(document), draft.document(), tuple(draft.remarks))
@@ -121,7 +123,12 @@ SPEC: Table = {
 
 
 # Fields of a container, each with its replacement among the fields of the trainer.
-REPLACED = {"command": "command", "args": "args", "resources": "resourcesPerNode"}
+REPLACED = {
+    "image": "image",
+    "command": "command",
+    "args": "args",
+    "resources": "resourcesPerNode",
+}
 
 
 def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dict:
@@ -131,13 +138,12 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
     for index, one in enumerate(children(container, "env")):
         if one.get("name") in ours:
             draft.drop(f"{where}.env[{index}]", dict(one), "spec.trainer.env has it too")
-    overlay = {key: trainer[key] for key in ("image", "env") if trainer.get(key)}
-    found = merge(container, overlay)
+    found = merge(container, {"env": trainer["env"]} if trainer.get("env") else {})
     # These are replaced as a whole.
     for key, of_trainer in REPLACED.items():
         if trainer.get(of_trainer):
             found[key] = trainer[of_trainer]
-            if container.get(key):
+            if container.get(key) and container[key] != trainer[of_trainer]:
                 draft.drop(f"{where}.{key}", container[key], f"spec.trainer.{of_trainer} is set")
     containers = [
         found if one.get("name") == container.get("name") else one

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ddpjob.convert.draft import reason_against_variable
 from ddpjob.convert.launch import Launch, literals
@@ -23,6 +24,9 @@ from ddpjob.convert.shell import (
 )
 from ddpjob.convert.trainings import EXPORTS, LINE_END
 from ddpjob.core.api.readers import children, quoted
+
+# The option of declare that exports.
+EXPORT_OPTION = re.compile(r"-\w*x\w*")
 
 USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
@@ -48,6 +52,7 @@ class Variables:
     - `values`: those without an export. `arrays`: the elements of arrays, as text.
     - `definitions`: lines that set them, for a line of the setup with such a variable.
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
+    - `unused`: the lines of arrays without a use yet, by their name.
     - `lost`: the values before a block that may change them.
     - `in_folder`: returns a text with the current folder as a path.
     """
@@ -56,6 +61,7 @@ class Variables:
     in_folder: Callable[[str], str]
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, list[Statement]] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
@@ -72,13 +78,17 @@ class Variables:
         self.launch.draft.drop(where, statement.text, why, instead)
 
     def assign_all(self, statement: Statement, words: Sequence[str]) -> None:
-        """Read a line of assignments or of exports."""
-        is_export = words[0] in EXPORTS
-        for word in words[1:] if is_export else words:
+        """Read a line of assignments, of declarations or of exports."""
+        is_export = words[0] == "export" or any(map(EXPORT_OPTION.fullmatch, words))
+        for word in words[1:] if words[0] in EXPORTS else words:
             if assignment_of(word):
                 self.assign(statement, word, is_exported=is_export)
-            elif is_export and not word.startswith("-"):
+            elif word.startswith("-"):
+                continue
+            elif is_export:
                 self._export(statement, word)
+            else:
+                self.drop(statement, "it sets no value")
 
     def _export(self, statement: Statement, name: str) -> None:
         """Read `export NAME`: it exports what was assigned before, and what is later."""
@@ -116,10 +126,13 @@ class Variables:
         self.values[name] = NO_VALUE if is_unknown else value
         # One with several words is a command or arguments, and no variable for the script.
         instead = "" if " " in value.strip() else f"set {name} in spec.env"
-        if has_only_a_shell(value):
-            self.drop(statement, ONLY_A_SHELL, instead)
-        elif is_exported or name in names:
-            self.drop(statement, UNKNOWN_PART, instead)
+        if not (has_only_a_shell(value) or is_exported or name in names):
+            return
+        why = ONLY_A_SHELL if has_only_a_shell(value) else UNKNOWN_PART
+        if len(statement.words) == 1:
+            self.drop(statement, why, instead)
+        else:
+            self.launch.draft.drop(f"{where} {name}", found.value, why, instead)
 
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
@@ -145,6 +158,7 @@ class Variables:
             self.definitions[name] = statement.text
             return
         before = self.arrays.get(name, "") if plus else ""
+        self.unused.setdefault(name, []).append(statement)
         self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
 
@@ -152,7 +166,13 @@ class Variables:
         """Return the elements of an array; none of one without a known value."""
         if found[1] not in self.arrays:
             self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
+        self.unused.pop(found[1], None)
         return self.arrays.get(found[1], "")
+
+    def drop_unused_arrays(self) -> None:
+        """Remark on arrays whose elements are neither in the training nor in the setup."""
+        for statement in chain.from_iterable(self.unused.values()):
+            self.drop(statement, "neither the training nor the setup has all of its elements")
 
     def unset(self, statement: Statement, why: tuple[str, str]) -> None:
         """Read `unset NAME`: the pods do not get the variable."""
@@ -207,6 +227,7 @@ class Variables:
         found = []
         for name in [*USED.findall(line), *names_set_in(line)]:
             definition = self.definitions.get(name)
+            self.unused.pop(name, None)
             if definition:
                 rest = self.definitions.items()
                 self.definitions = {key: text for key, text in rest if text != definition}

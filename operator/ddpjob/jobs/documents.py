@@ -41,6 +41,22 @@ class Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Compose an object. Raises MarkedYAMLError for a key that it has twice.
+
+        PyYAML takes the last value of equal keys. YAML 1.2 (section 3.2.1.3) forbids them. A key
+        may override one of a merge (`<<`), whose keys are not yet among the nodes.
+        """
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            place = (key.tag, str(key.value))
+            if place in lines:
+                problem = f"line {lines[place]} has the key {quoted(key.value)} too; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[place] = key.start_mark.line + 1
+        return node
+
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         is_scalar = kind is yaml.ScalarNode and implicit[0]
         if is_scalar and SEXAGESIMAL.fullmatch(value):
