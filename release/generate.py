@@ -123,8 +123,8 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
         "status": table_of_status,
     },
     "docs/users/command-line.md": {"commands": table_of_commands},
-    f"docs/{PAGE}": {
-        "reasons": table_of_reasons,
+    f"docs/{PAGE}": {"reasons": table_of_reasons},
+    "docs/users/operations.md": {
         "metrics": lambda: table_of_metrics(families()),
         "metrics of each job": lambda: table_of_metrics(families_of_jobs()),
     },

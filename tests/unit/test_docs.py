@@ -10,10 +10,11 @@ from ddpjob.cli.main import COMMANDS, load
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.families import families_of_jobs
 from ddpjob.controller.metrics import Metrics
-from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.reasons import PAGE, Reason
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/users/operations.md").read_text()
+REASONS = (ROOT / "docs" / PAGE).read_text()
 COMMAND_LINE = (ROOT / "docs/users/command-line.md").read_text()
 
 NAMES = [name for commands in COMMANDS.values() for name in commands]
@@ -21,7 +22,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_reason_is_a_row_of_a_table(reason):
-    assert f'| <a id="{reason.anchor}"></a>{reason} | {reason.meaning} |' in OPERATIONS
+    assert f'| <a id="{reason.anchor}"></a>{reason} | {reason.meaning} |' in REASONS
     assert reason.meaning
     assert "|" not in reason.meaning + reason.advice
 

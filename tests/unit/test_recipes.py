@@ -162,7 +162,7 @@ def add_a_reason(recipe):
     health = "    Reason.SNOWED: (Phase.PENDING, PROGRESSING),\n"
     recipe.insert("tests/unit/test_gitops.py", health, before="    Reason.UNSCHEDULABLE:")
     yield
-    page = recipe.text("docs/users/operations.md")
+    page = recipe.text("docs/users/reasons.md")
     assert '| <a id="reason-snowed"></a>Snowed | snow covers the nodes | remove the snow |' in page
 
 

@@ -106,9 +106,9 @@ def test_a_short_advice_is_shown_without_the_marks_of_markdown():
     assert not [line for line in security if line.startswith("What to do")]
 
 
-def test_a_reason_of_kubernetes_leads_to_the_section_of_reasons():
-    assert f"See         {documentation()}{PAGE}#reasons" in lines_of("CreateContainerError")
-    assert "\n## Reasons\n" in (DOCS / PAGE).read_text()
+def test_a_reason_of_kubernetes_leads_to_the_page_of_reasons():
+    assert f"See         {documentation()}{PAGE}" in lines_of("CreateContainerError")
+    assert "| other reasons, such as CreateContainerError |" in (DOCS / PAGE).read_text()
 
 
 def test_a_job_without_a_reason_leads_nowhere():

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata
 from urllib.parse import urljoin
 
-from ddpjob.core.api.reasons import PAGE, SECTION, Reason
+from ddpjob.core.api.reasons import PAGE, Reason
 from ddpjob.jobs.user_job import DDPJob
 
 # Longest advice in a line of a terminal, in characters. The page has the longer ones.
@@ -26,7 +26,7 @@ def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
     advice = plain_text(row.advice) if row else ""
     if len(advice) <= LONGEST:
         yield "What to do", advice
-    yield "See", address_of(f"{PAGE}#{row.anchor if row else SECTION}")
+    yield "See", address_of(f"{PAGE}#{row.anchor}" if row else PAGE)
 
 
 def next_commands(job: DDPJob, place: str = "") -> dict[str, str]:

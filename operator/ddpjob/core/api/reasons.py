@@ -10,9 +10,8 @@ Kubelets, schedulers and the API server have reasons of their own. The page desc
 from enum import StrEnum
 from typing import Self
 
-# The page with the rows, below docs/, and their section.
-PAGE = "users/operations.md"
-SECTION = "reasons"
+# The page with the rows, below docs/.
+PAGE = "users/reasons.md"
 
 RETRY = "[take the job up again](lifecycle.md#take-a-failed-job-up-again)"
 NEXT_NODES = "nothing: the next attempt runs on other nodes"
