@@ -169,7 +169,7 @@ define environment
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
 endef
 
-# What a job on this machine needs.
+# What a job on this machine needs, and `ddpjob plot`, proposed at its end.
 $(RUNTIME): operator/pyproject.toml trainer/pyproject.toml
 	$(call environment,what runs a job here; a minute or two the first time)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[local]' -e trainer

@@ -17,20 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from envtest import ADMIN_TOKEN, MERGE, Answer, ApiServer
+from torchrun_summary import SUMMARY
 
 from ddpjob.cli import main
 from ddpjob.local.ports import free_port
-
-SUMMARY = """[rank1]: ValueError: boom
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_12:00:00
-  host      : localhost
-  rank      : 1 (local_rank: 0)
-  exitcode  : 1 (pid: 42)
-  error_file: <N/A>
-"""
-
 
 # Operators are forks of a process with the imports already done: a new Python takes a second.
 FORKS = multiprocessing.get_context("forkserver")

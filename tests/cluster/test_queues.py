@@ -31,6 +31,7 @@ API = "kueue.x-k8s.io/v1beta2"
 SYSTEM = "kueue-system"
 MANAGER = ("--namespace", SYSTEM, "deployment/kueue-controller-manager")
 TEAM = "team"
+BORROWERS = ("one", "two", "three")
 REQUESTS = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 
 # Room for one job of two nodes, and for two.
@@ -341,16 +342,30 @@ def follow_block(cluster: Cluster, block: str, **env: str) -> str:
     return run("bash", "-ec", block, KUBECONFIG=str(cluster.kubeconfig), **env)
 
 
-# Edits the ConfigMap of Kueue as an editor does, given the file and the file of the block to add.
+# Edits the ConfigMap of Kueue as an editor does, given the file and the file of the block to add:
+# a block of `integrations` is added to what is there, and another block before it.
 EDITOR = r"""
 import re, sys, textwrap
 from pathlib import Path
 block, file = map(Path, sys.argv[1:])
-_, _, added = block.read_text().partition("integrations:\n")
+before, found, added = block.read_text().partition("integrations:\n")
 indent, = re.findall(r"^( +)integrations:$", file.read_text(), re.MULTILINE)
 place = f"{indent}integrations:\n"
-file.write_text(file.read_text().replace(place, place + textwrap.indent(added, indent)))
+lines = textwrap.indent(added or before, indent)
+file.write_text(file.read_text().replace(place, place + lines if found else lines + place))
 """
+
+
+def add_to_configuration(cluster: Cluster, block: str, folder: Path) -> None:
+    """Add a block to Kueue's configuration by the commands of the page, and wait for Kueue."""
+    (folder / "block.yaml").write_text(block)
+    (folder / "edit.py").write_text(EDITOR)
+    editor = f"{sys.executable} {folder / 'edit.py'} {folder / 'block.yaml'}"
+    _, install, change, *_ = blocks_of_the_page("sh")
+    follow_block(cluster, change, KUBE_EDITOR=editor)
+    _, wait = install.splitlines()
+    follow_block(cluster, wait)
+    wait_for_kueue(cluster)
 
 
 @pytest.fixture(scope="module")
@@ -368,16 +383,8 @@ def configured_by_the_page(
     config["data"]["controller_manager_config.yaml"] = without
     cluster.kubectl("replace", "--filename=-", stdin=json.dumps(config))
 
-    folder = tmp_path_factory.mktemp("page")
     _, block, *_ = blocks_of_the_page("yaml")
-    (folder / "block.yaml").write_text(block)
-    (folder / "edit.py").write_text(EDITOR)
-    editor = f"{sys.executable} {folder / 'edit.py'} {folder / 'block.yaml'}"
-    _, install, change, _ = blocks_of_the_page("sh")
-    follow_block(cluster, change, KUBE_EDITOR=editor)
-    _, wait = install.splitlines()
-    follow_block(cluster, wait)
-    wait_for_kueue(cluster)
+    add_to_configuration(cluster, block, tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
@@ -419,9 +426,10 @@ def test_the_other_commands_of_the_page_work(
     team.wait_for_complete("train")
 
 
-def an_indexed_job(name: str) -> Object:
+def an_indexed_job(name: str, seconds: int = 5) -> Object:
     """Return an Indexed Job of two pods, also for the queue `default`."""
-    container = {"name": "main", "image": PLAIN, "command": ["sleep", "5"], "resources": REQUESTS}
+    command = ["sleep", str(seconds)]
+    container = {"name": "main", "image": PLAIN, "command": command, "resources": REQUESTS}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     sizes = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
     return {
@@ -451,3 +459,34 @@ def test_a_team_borrows_room_and_gives_it_back_to_the_jobs_of_another(
     for job in ("one", "two"):
         assert first.wait_for_status(job, phase="Complete")["restarts"] == 0
     wait_until("the room is given back", lambda: used_cpu(first) == "0", 60)
+
+
+@pytest.mark.queues
+def test_teams_that_share_a_quota_have_it_by_their_weights(
+    teams: tuple[Namespace, Namespace], cluster: Cluster, tmp_path: Path
+) -> None:
+    first, second = teams
+    _, _, block, *_ = blocks_of_the_page("yaml")
+    add_to_configuration(cluster, block, tmp_path)
+    _, _, _, share, _ = blocks_of_the_page("sh")
+    follow_block(cluster, share)
+    # The cohort has room for three jobs, and the team with less weight has all of it.
+    second.claim("checkpoints")
+    for job in BORROWERS:
+        second.apply(*unhurried_digits(job, 2 * LONG, resources=REQUESTS))
+        second.wait_for_status(job, phase="Running")
+    first.apply(digits("own", 300, resources=REQUESTS))
+    first.apply(an_indexed_job("indexed", seconds=300))
+
+    def places() -> tuple[str, str]:
+        return used_cpu(first), used_cpu(second)
+
+    wait_until("the shares are those of the weights", lambda: places() == ("1", "500m"), 120)
+    first.wait_for_status("own", phase="Running")
+    reasons = [second.status(job).get("reason") for job in BORROWERS]
+    assert reasons.count("Preempted") == 2
+    assert all(second.status(job)["restarts"] == 0 for job in BORROWERS)
+    for team in teams:
+        team.kubectl("delete", "ddpjobs,jobs", "--all")
+    wait_until("the room is given back", lambda: places() == ("0", "0"), 60)
+    cluster.kubectl("delete", "cohort", "shared")

@@ -9,20 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fake_api import FakeApi
+from torchrun_summary import SUMMARY
 
 RUNNING = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
 
 # Each pod is ready at another second than before.
 SECONDS = itertools.count(1)
-SUMMARY = """[rank1]: ValueError: boom
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_12:00:00
-  host      : localhost
-  rank      : 1 (local_rank: 0)
-  exitcode  : 1 (pid: 42)
-  error_file: <N/A>
-"""
 
 
 def a_job(
