@@ -70,7 +70,10 @@ class Classifier(L.LightningModule):
 
 
 class StopTogether(Callback):
-    """After SIGTERM to any rank, all ranks save last.ckpt after the same step and stop."""
+    """All ranks save last.ckpt after the last step; after SIGTERM to any rank they stop before.
+
+    ModelCheckpoint saves after every so many steps, and the last step need not be one of them.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -94,6 +97,9 @@ class StopTogether(Callback):
             trainer.save_checkpoint(self.path)
             # With 0, the job would count this process as finished.
             raise SystemExit(128 + signal.SIGTERM)
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
 
 
 def main() -> None:

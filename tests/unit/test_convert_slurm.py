@@ -120,3 +120,29 @@ def test_numbers_of_gpus_that_do_not_agree_are_named():
     assert "the GPUs per job: 6: because the other options give each node 4 GPUs" in comments
     _, comments = converted_script("#SBATCH -N 2 --gpus-per-node=4 -G 8", "srun torchrun a.py")
     assert "GPUs per" not in comments
+
+
+@pytest.mark.parametrize("command", ["-l torchrun a.py", "torchrun a.py", "-l $RUN a.py"])
+def test_an_unknown_variable_among_the_options_of_srun_is_dropped(command):
+    lines = ("RUN=torchrun", 'A=""', "if x; then", "A=--auto-resume=1", "fi")
+    spec, comments = converted_script(*lines, f"srun ${{A}} {command}")
+    assert spec["args"] == ["a.py"]
+    assert 'dropped: the script: srun: "${A}": because its value is not known' in comments
+
+
+def test_the_folder_of_the_call_is_no_working_directory():
+    spec, comments = converted_script("srun --container-workdir=$PWD torchrun a.py")
+    assert "podTemplate" not in spec
+    assert "srun --container-workdir" in comments
+    spec, _ = converted_script("srun --container-workdir=/app torchrun a.py")
+    assert spec["podTemplate"]["spec"]["containers"][0]["workingDir"] == "/app"
+
+
+def test_the_beginning_of_one_option_is_its_name():
+    lines = ("#SBATCH --out=a --err b --ntasks-per-n 2 --mem-p 1G", "srun python a.py")
+    spec, comments = converted_script(*lines)
+    assert spec["nprocPerNode"] == 2
+    assert '#SBATCH --output: "a"' in comments
+    assert '#SBATCH --error: "b"' in comments
+    # It could be --mem-per-cpu or --mem-per-gpu.
+    assert '#SBATCH --mem-p: "1G": because it is an unknown option' in comments

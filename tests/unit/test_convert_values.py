@@ -205,3 +205,9 @@ def test_an_error_has_the_characters_themselves():
         converted_script(r"srun '$x' torchrun a.py")
     with pytest.raises(SpecError, match=r'"bash \$x.sh torchrun" runs a script'):
         shell("bash '$x.sh' torchrun")
+
+
+def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
+    spec, comments = converted_script("srun torchrun --role $(hostname): --start-method fork a.py")
+    assert spec["torchrun"] == {"args": ["--start-method", "fork"]}
+    assert '--role: "$(hostname):": because its value is not known' in comments

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddpjob.convert.draft import Draft, require_integer
-from ddpjob.convert.shell import expand
+from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import SpecError, children, quoted
 from ddpjob.core.api.torchrun_flags import RENDEZVOUS, Flag, candidates, why_not
@@ -223,8 +223,13 @@ def _other_flag(launch: Launch, flag: Flag, value: str) -> None:
         what = f"{launch.path}: {flag.name}"
         launch.draft.drop(what, value or True, why, instead.removeprefix(", and "))
         return
+    known = launch.resolve(value)
+    if has_only_a_shell(known) or VARIABLE.search(known):
+        what = f"{launch.path}: {flag.name}"
+        launch.draft.drop(what, value, "its value is not known", "spec.torchrun.args")
+        return
     args = launch.draft.spec.setdefault("torchrun", {}).setdefault("args", [])
-    args += [flag.name, launch.resolve(value)] if flag.takes_value else [flag.name]
+    args += [flag.name, known] if flag.takes_value else [flag.name]
 
 
 FLAG_READERS: Mapping[str, Callable[[Launch, Flag, str], None]] = {

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ddpjob.convert.draft import Conversion, Draft
-from ddpjob.convert.launch import Launch, read_command, set_processes
+from ddpjob.convert.launch import LAUNCH, Launch, read_command, set_processes
 from ddpjob.convert.pods import choose_accelerator
 from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_processes
+from ddpjob.convert.shell import VARIABLE
 from ddpjob.convert.slurm_options import (
     OPTIONS,
     SHARED,
+    WORKING_DIR,
     Request,
     job_name,
     read_options,
@@ -43,7 +45,7 @@ NO_IMAGE = (
 # Lines before the training without a use in a pod.
 REASONS: Reasons = {
     **EVERYWHERE,
-    "cd|pushd|popd": (SHARED, "workingDir of the container trainer in podTemplate"),
+    "cd|pushd|popd": (SHARED, WORKING_DIR),
     "mkdir|rm|cp|mv|ln|rsync|tar|touch|chmod": (
         SHARED,
         "spec.setup for what each pod needs, or a claim in volumes",
@@ -145,7 +147,8 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
     """Return the programs used on a Slurm cluster to start a training."""
 
     def srun(launch: Launch, words: list[str]) -> None:
-        options, rest = read_options(request.draft, words[1:], f"{launch.path}: srun")
+        given = _without_unknown(launch, words[1:])
+        options, rest = read_options(request.draft, given, f"{launch.path}: srun")
         for option, value in options:
             path = f"{launch.path}: srun {option}"
             _read_option_of_step(request, option, launch.resolve(value), path)
@@ -166,6 +169,19 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
         read_command(launch, rest)
 
     return (("srun", srun), (CONTAINERS, container), *SHELL_PROGRAMS)
+
+
+def _without_unknown(launch: Launch, words: list[str]) -> list[str]:
+    """Return the words of srun without unknown variables in the place of options.
+
+    AWS' scripts for HyperPod have one for an option that other clusters do not know.
+    """
+    rest = list(words)
+    while len(rest) > 1 and VARIABLE.fullmatch(launch.resolve(rest[0])):
+        if not (rest[1].startswith("-") or LAUNCH.fullmatch(launch.resolve(rest[1]))):
+            break
+        launch.draft.drop(f"{launch.path}: srun", rest.pop(0), "its value is not known")
+    return rest
 
 
 def _read_option_of_step(request: Request, option: str, value: str, path: str) -> None:

@@ -20,6 +20,7 @@ NO_LOG_FILE = "the log of a pod has the output; ddpjob logs prints it"
 ENV = "spec.env"
 PROCESSES = "spec.nprocPerNode"
 SHARED = "a pod has no shared home or working directory"
+WORKING_DIR = "workingDir of the container trainer in podTemplate"
 
 STEPS = "a pod has no steps of Slurm"
 OF_THE_COMMAND = "it is about Slurm's commands, not about the job"
@@ -92,6 +93,7 @@ def read_options(
         if not word.startswith("--"):
             name, value = LETTERS.get(word[:2], word[:2]), word[2:].removeprefix("=")
             equals = value
+        name = _whole_name(name)
         row = OPTIONS.get(name)
         if row and not row.takes_value and value.isalpha() and not word.startswith("--"):
             # `-lu` is `-l -u`, and 0 in `-K0` is a value.
@@ -108,6 +110,12 @@ def read_options(
             value = rest.pop(0)
         found.append((name, value))
     return found, rest
+
+
+def _whole_name(name: str) -> str:
+    """Return the option with this name. As for Slurm, the beginning of one option is its name."""
+    begun = [one for one in OPTIONS if name.startswith("--") and one.startswith(name)]
+    return begun[0] if name not in OPTIONS and len(begun) == 1 else name
 
 
 def _begins_command(word: str) -> bool:
@@ -266,7 +274,11 @@ def take_image(request: Request, value: str, path: str) -> None:
 
 
 def _workdir(request: Request, value: str, path: str) -> None:
-    request.draft.trainer["workingDir"] = value
+    # The folder of the call, as in `${PWD}`, is relative here.
+    if value.startswith("/"):
+        request.draft.trainer["workingDir"] = value
+    else:
+        request.draft.drop(path, value, SHARED, WORKING_DIR)
 
 
 # Other options of sbatch and srun in Slurm 24.05 with a value, and their letters.
@@ -317,6 +329,10 @@ OPTIONS: Mapping[str, Row] = {
         _drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions"),
         takes_value=False,
     ),
+    # Of AWS' clusters.
+    "--auto-resume": Row(
+        _drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions")
+    ),
     "--no-requeue": Row(_no_requeue, takes_value=False),
     "--signal": Row(_signal),
     "--kill-on-bad-exit": Row(_drop(ENDS_TOGETHER), "-K", takes_value=False),
@@ -331,7 +347,11 @@ OPTIONS: Mapping[str, Row] = {
     "--nodelist": Row(_drop(SLURM_ONLY, PLACES), "-w"),
     "--exclude": Row(_drop(SLURM_ONLY, PLACES), "-x"),
     "--exclusive": Row(
-        _drop("pods share a node", "request all its GPUs or CPUs"), takes_value=False
+        _drop(
+            "it gave the job all GPUs and CPUs of its nodes, and a pod gets what it requests",
+            "resources, such as limits: {nvidia.com/gpu: 8}",
+        ),
+        takes_value=False,
     ),
     "--switches": Row(_drop(SLURM_ONLY, "scheduling.topology")),
     "--account": Row(_drop(SLURM_ONLY, "the label kueue.x-k8s.io/queue-name"), "-A"),
@@ -351,7 +371,7 @@ OPTIONS: Mapping[str, Row] = {
     "--wckey": Row(_drop(SLURM_ONLY, "a label")),
     # The environment and the processes.
     "--export": Row(_export),
-    "--chdir": Row(_drop(SHARED, "workingDir of the container trainer in podTemplate"), "-D"),
+    "--chdir": Row(_drop(SHARED, WORKING_DIR), "-D"),
     "--hint": Row(_drop(SLURM_ONLY)),
     "--distribution": Row(_drop("torchrun numbers the processes"), "-m"),
     "--cpu-bind": Row(_drop("torchrun starts the processes")),
@@ -404,6 +424,8 @@ OPTIONS: Mapping[str, Row] = {
     "--container-workdir": Row(_workdir),
     "--container-mounts": Row(_drop(SHARED, "volumes and volumeMounts, with a claim")),
     "--container-name": Row(_drop(ITS_IMAGE)),
+    "--no-container-entrypoint": Row(_drop("torchrun starts the processes"), takes_value=False),
+    "--no-container-remap-root": Row(_drop("a pod has the user of its image"), takes_value=False),
     "--container-env": Row(_drop(OF_THE_USER, ENV)),
     "--container-entrypoint": Row(_drop("torchrun starts the processes"), takes_value=False),
     "--container-remap-root": Row(
