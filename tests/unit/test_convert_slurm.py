@@ -146,3 +146,12 @@ def test_the_beginning_of_one_option_is_its_name():
     assert '#SBATCH --error: "b"' in comments
     # It could be --mem-per-cpu or --mem-per-gpu.
     assert '#SBATCH --mem-p: "1G": because it is an unknown option' in comments
+
+
+@pytest.mark.parametrize("option", ["--bcast", "--nice", "--exclusive", "--pty", "--immediate"])
+def test_a_value_that_may_be_left_out_is_not_the_next_word(option):
+    spec, _ = converted_script(f"srun {option} torchrun a.py")
+    assert spec["args"] == ["a.py"]
+    spec, comments = converted_script(f"srun {option}=user torchrun a.py")
+    assert spec["args"] == ["a.py"]
+    assert '"user": because' in comments

@@ -22,6 +22,9 @@ PROCESSES = "spec.nprocPerNode"
 SHARED = "a pod has no shared home or working directory"
 WORKING_DIR = "workingDir of the container trainer in podTemplate"
 
+STARTED = "torchrun starts the processes"
+CLUSTER = "a job is in the cluster to which it is submitted"
+EQUAL = "all pods of a DDPJob are equal"
 STEPS = "a pod has no steps of Slurm"
 OF_THE_COMMAND = "it is about Slurm's commands, not about the job"
 OF_THE_USER = "pods have nothing of the user's shell"
@@ -281,18 +284,18 @@ def _workdir(request: Request, value: str, path: str) -> None:
         request.draft.drop(path, value, SHARED, WORKING_DIR)
 
 
-# Other options of sbatch and srun in Slurm 24.05 with a value, and their letters.
+# Other options of sbatch and srun with a value, and their letters, from Slurm's slurm_opt.c.
 OF_SLURM = {
     **dict.fromkeys(
         (
-            *("--accel-bind", "--acctg-freq", "--batch", "--bb", "--bbf", "--bcast"),
+            *("--accel-bind", "--acctg-freq", "--batch", "--bb", "--bbf", "--bcast-exclude"),
             *("--cluster-constraint", "--container", "--container-id", "--cores-per-socket"),
             *("--cpu-freq", "--delay-boot", "--epilog", "--extra", "--gid", "--gpu-freq"),
             *("--gres-flags", "--kill-on-invalid-dep", "--mcs-label", "--mem-bind"),
-            *("--msg-timeout", "--network", "--power", "--profile", "--prolog", "--send-libs"),
+            *("--msg-timeout", "--network", "--power", "--profile", "--prolog", "--segment"),
             *("--slurmd-debug", "--sockets-per-node", "--task-epilog", "--task-prolog"),
             *("--thread-spec", "--threads-per-core", "--tres-bind", "--tres-per-task"),
-            *("--treewidth", "--uid"),
+            *("--treewidth", "--uid", "--context", "--ntasks-per-tres"),
         ),
         "",
     ),
@@ -302,7 +305,11 @@ OF_SLURM = {
     "--relative": "-r",
     "--threads": "-T",
 }
-SWITCHES_OF_SLURM = ("--compress", "--stepmgr", "--whole")
+# Options without a value, or with one that may be left out and otherwise follows `=`.
+SWITCHES_OF_SLURM = (
+    *("--bcast", "--compress", "--external-launcher", "--send-libs", "--stepmgr", "--whole"),
+    "--x11",
+)
 
 OPTIONS: Mapping[str, Row] = {
     # The size.
@@ -340,7 +347,7 @@ OPTIONS: Mapping[str, Row] = {
     "--dependency": Row(_drop("a DDPJob waits for no other one", "ddpjob wait"), "-d"),
     "--begin": Row(_drop("a DDPJob has no start time", "suspend: true and ddpjob resume"), "-b"),
     "--priority": Row(_drop(SLURM_ONLY, "priorityClassName")),
-    "--nice": Row(_drop(SLURM_ONLY, "priorityClassName")),
+    "--nice": Row(_drop(SLURM_ONLY, "priorityClassName"), takes_value=False),
     # The place.
     "--partition": Row(_drop(SLURM_ONLY, PLACES), "-p"),
     "--constraint": Row(_drop(SLURM_ONLY, PLACES), "-C"),
@@ -374,9 +381,9 @@ OPTIONS: Mapping[str, Row] = {
     "--chdir": Row(_drop(SHARED, WORKING_DIR), "-D"),
     "--hint": Row(_drop(SLURM_ONLY)),
     "--distribution": Row(_drop("torchrun numbers the processes"), "-m"),
-    "--cpu-bind": Row(_drop("torchrun starts the processes")),
+    "--cpu-bind": Row(_drop(STARTED)),
     "--gpu-bind": Row(_drop("LOCAL_RANK chooses the GPU of a process")),
-    "--mpi": Row(_drop("torchrun starts the processes")),
+    "--mpi": Row(_drop(STARTED)),
     "--overlap": Row(_drop(STEPS), takes_value=False),
     "--jobid": Row(_drop(STEPS)),
     "--wait": Row(_drop("the operator waits for all nodes"), "-W"),
@@ -415,8 +422,15 @@ OPTIONS: Mapping[str, Row] = {
     "--tmp": Row(_drop("a pod asks for its disk", "ephemeral-storage in resources")),
     "--export-file": Row(_drop("it is a file of the Slurm cluster", ENV)),
     "--multi-prog": Row(_drop("all ranks run the same program"), takes_value=False),
+    "--het-group": Row(_drop(EQUAL)),
+    "--pack-group": Row(_drop(EQUAL)),
     "--prefer": Row(_drop(SLURM_ONLY, PLACES)),
-    "--clusters": Row(_drop("a job is in the cluster to which it is submitted"), "-M"),
+    "--clusters": Row(_drop(CLUSTER), "-M"),
+    "--cluster": Row(_drop(CLUSTER)),
+    "--cpu_bind": Row(_drop(STARTED)),
+    "--help": Row(_drop(OF_THE_COMMAND), "-h", takes_value=False),
+    "--usage": Row(_drop(OF_THE_COMMAND), takes_value=False),
+    "--version": Row(_drop(OF_THE_COMMAND), "-V", takes_value=False),
     **{name: Row(_drop(SLURM_ONLY), letter) for name, letter in OF_SLURM.items()},
     **{name: Row(_drop(SLURM_ONLY), takes_value=False) for name in SWITCHES_OF_SLURM},
     # Containers, by the plugin pyxis.
@@ -424,10 +438,10 @@ OPTIONS: Mapping[str, Row] = {
     "--container-workdir": Row(_workdir),
     "--container-mounts": Row(_drop(SHARED, "volumes and volumeMounts, with a claim")),
     "--container-name": Row(_drop(ITS_IMAGE)),
-    "--no-container-entrypoint": Row(_drop("torchrun starts the processes"), takes_value=False),
+    "--no-container-entrypoint": Row(_drop(STARTED), takes_value=False),
     "--no-container-remap-root": Row(_drop("a pod has the user of its image"), takes_value=False),
     "--container-env": Row(_drop(OF_THE_USER, ENV)),
-    "--container-entrypoint": Row(_drop("torchrun starts the processes"), takes_value=False),
+    "--container-entrypoint": Row(_drop(STARTED), takes_value=False),
     "--container-remap-root": Row(
         _drop("a pod has the user of its image", "runAsUser in podTemplate"), takes_value=False
     ),
