@@ -159,6 +159,14 @@ def test_restarts_without_a_limit_are_noted(policy):
     assert "without a limit" not in convert(yaml.safe_dump(limited)).comments()
 
 
+def test_a_policy_of_one_role_that_is_not_kept_is_named():
+    job = load_yaml(a_pytorchjob())
+    roles = job["spec"]["pytorchReplicaSpecs"]
+    roles["Master"]["restartPolicy"], roles["Worker"]["restartPolicy"] = "OnFailure", "Never"
+    comments = convert(yaml.safe_dump(job)).comments()
+    assert 'restartPolicy: "Never": because all pods of a DDPJob start again together' in comments
+
+
 def test_torchruns_own_restarts_do_not_depend_on_the_restart_policy():
     never = {"runPolicy": {"backoffLimit": 5}}
     text = a_pytorchjob(["torchrun", "--max-restarts=3", "a.py"], spec=never)

@@ -6,6 +6,7 @@ import pytest
 from conversions import a_script, comments_of, convert, converted, converted_script, spec_of
 
 from ddpjob.convert.bash import bash_syntax
+from ddpjob.convert.here_documents import rewrite
 from ddpjob.convert.sbatch import split_directive
 from ddpjob.convert.shell import expand
 
@@ -495,7 +496,90 @@ def test_a_here_document_with_a_quoted_delimiter_has_no_variables():
     assert spec["args"] == ["a.py", "--n", "x y"]
 
 
+def test_a_command_follows_a_here_document():
+    lines = ("X=$(cat <<EOF", "a", "EOF", ") srun torchrun a.py", "nvidia-smi")
+    spec, comments = converted_script(*lines)
+    assert spec["env"] == [{"name": "X", "value": "a"}]
+    assert 'line 6: "nvidia-smi"' in comments
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A quote within an expansion.
+        'A=$(cat <<EOF\n$(date "+%F %T") ${X:-"a b"}\nEOF\n)',
+        # Another document, a comment, and a `read` that takes one line.
+        "cat > ask.sh <<'OUTER'\nread -r -d '' name <<END\nhello\nEND\nOUTER",
+        "#A=$(cat <<EOF\n#a\n#EOF\n#)",
+        "read -r A <<EOF\na\nb\nEOF",
+        "cat <<< EOF",
+    ],
+)
+def test_other_here_documents_stay_as_they_are(text):
+    assert rewrite(text) == text
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "IFS= read -r -d '' A <<'EOF'\nx 'y' \"z\" $B\n\nEOF\n",
+        'A=$(cat <<EOF\nx \\"y\\" "z" $B \\$B\nEOF\n)\n',
+        'A="$(cat <<EOF\nEOF\n)"\n',
+    ],
+)
+def test_a_here_document_for_a_variable_is_an_assignment_of_equal_value(document):
+    def value(text):
+        done = subprocess.run(
+            ["bash", "-c", f'B=b\n{text}printf "%s" "$A"'],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.rstrip("\n")
+
+    written = rewrite(document)
+    assert "<<" not in written
+    assert value(written) == value(document)
+    assert written.count("\n") == document.count("\n")
+
+
+# Folders
+
+
+@pytest.mark.parametrize("command", ["python /x/a.py", "torchrun -m a"])
+def test_the_folder_of_a_script_with_its_own_path_is_noted(command):
+    _, comments = converted("sh", "-c", f"pip install b && cd /opt/x && {command}")
+    assert "cd /opt/x: the working directory stays that of the image" in comments
+
+
+def test_a_folder_of_an_inner_text_is_not_below_that_of_the_script():
+    spec, _ = converted_script("cd src", "srun bash -c 'cd /work && torchrun a.py'")
+    assert spec["args"] == ["a.py"]
+    assert spec["podTemplate"]["spec"]["containers"][0]["workingDir"] == "/work"
+
+
+def test_lines_of_an_inner_text_are_told_from_those_of_the_script():
+    _, comments = converted_script("srun bash -c 'nvidia-smi", "torchrun a.py'")
+    assert 'the script: the text of bash -c: line 1: "nvidia-smi"' in comments
+
+
 # What has no use
+
+
+def test_an_export_without_a_value_is_named():
+    lines = ("export KEY", "export -f f", "export A", "A=1", "srun torchrun a.py")
+    spec, comments = converted_script(*lines)
+    assert spec["env"] == [{"name": "A", "value": "1"}]
+    assert 'line 2: "export KEY": because pods have nothing of the user\'s shell' in comments
+    assert 'line 3: "export -f f": because it exports a function' in comments
+    assert '"export A"' not in comments
+
+
+def test_the_elements_of_an_array_are_known_in_a_variable():
+    lines = ("A=(--nproc_per_node 8)", 'CMD="torchrun ${A[*]} a.py"', 'srun bash -c "$CMD"')
+    spec, comments = converted_script(*lines)
+    assert spec["nprocPerNode"] == 8
+    assert "A=(" not in comments
 
 
 def test_an_array_without_a_use_is_named():

@@ -112,7 +112,10 @@ def test_a_rare_option_of_slurm_is_known(option):
 def test_the_last_of_equal_options_counts():
     spec, comments = converted_script("#SBATCH -N 2", "#SBATCH --nodes=4", "srun torchrun a.py")
     assert spec["nodes"] == 4
-    assert 'line 2: #SBATCH --nodes: "2": because line 3 has another --nodes' in comments
+    assert (
+        'line 2: #SBATCH --nodes: "2": because line 3: #SBATCH --nodes is "4", and counts'
+        in comments
+    )
 
 
 def test_numbers_of_gpus_that_do_not_agree_are_named():
@@ -155,3 +158,41 @@ def test_a_value_that_may_be_left_out_is_not_the_next_word(option):
     spec, comments = converted_script(f"srun {option}=user torchrun a.py")
     assert spec["args"] == ["a.py"]
     assert '"user": because' in comments
+
+
+def test_an_option_of_srun_counts_before_that_of_sbatch():
+    lines = (
+        "#SBATCH -J big --ntasks-per-node=8 -N 4",
+        "srun -J step --ntasks-per-node=2 python a.py",
+    )
+    found = convert(a_script(*lines), image="i")
+    comments = found.comments()
+    assert found.document["metadata"]["name"] == "big"
+    assert found.document["spec"]["nprocPerNode"] == 2
+    assert 'srun --job-name: "step": because it is the name of a step' in comments
+    assert 'line 2: #SBATCH --ntasks-per-node: "8": because the script: srun' in comments
+
+
+def test_one_option_for_the_memory_counts():
+    spec, comments = converted_script(
+        "#SBATCH --mem=100G -c 4", "srun --mem-per-cpu=2G torchrun a.py"
+    )
+    assert spec["resources"]["limits"] == {"memory": "8Gi"}
+    assert 'line 2: #SBATCH --mem: "100G": because the script: srun --mem-per-cpu' in comments
+
+
+@pytest.mark.parametrize("word", ["hetjob", "packjob"])
+def test_a_job_of_several_parts_is_an_error(word):
+    with pytest.raises(SpecError, match=f"line 3: #SBATCH {word}: the job has parts of different"):
+        convert(a_script("#SBATCH -N 1", f"#SBATCH {word}", "srun torchrun a.py"), image="i")
+
+
+def test_letters_of_options_stand_together():
+    spec, _ = converted_script("srun -lN2 torchrun a.py")
+    assert spec["nodes"] == 2
+
+
+def test_wait_has_another_meaning_for_sbatch_and_srun():
+    _, comments = converted_script("#SBATCH --wait", "srun --wait=60 torchrun a.py")
+    assert "instead: ddpjob wait" in comments
+    assert 'srun --wait: "60": because the ranks of a DDPJob end together' in comments

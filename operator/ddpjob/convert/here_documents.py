@@ -5,50 +5,63 @@ The number of lines stays the same, because remarks name them.
 
 import re
 
-# The document after `<<EOF`, `<<-EOF` or `<<'EOF'`: the quote, the delimiter, the rest of the first
-# line, and the text.
-DOCUMENT = r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote){rest}\n(?P<text>.*?\n)\s*(?P=end)[ \t]*"
+# The first line of a here-document up to its delimiter, its text, and a `)` after it. A document
+# within another one is part of its text.
+DOCUMENT = re.compile(
+    r"^(?![ \t]*\#)(?P<before>[^\n]*?)(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
+    r"(?P<rest>[^\n]*)\n(?P<text>.*?\n|)[ \t]*(?P=end)[ \t]*(?=\n|$)(?P<close>(?:\n[ \t]*\)\"?)?)",
+    re.DOTALL | re.MULTILINE,
+)
+
+# The commands before it: `read -r -d '' NAME <<EOF`, which fails at the end of the text, and
+# `NAME=$(cat <<EOF …)`. Another delimiter of read than '' takes one line.
+READ = re.compile(
+    r"(?P<indent>\s*)(?:IFS=\S*\s+)?read\s+(?=[^\n]*-\w*d\s+(?:''|\"\"))"
+    r"(?:-\w+\s+|''\s+|\"\"\s+)+(?P<name>\w+)\s*"
+)
+CAT = re.compile(r"(?P<indent>.*?)\b(?P<name>\w+)=(?P<quoted>\"?)\$\(\s*cat\s*")
+NO_FAILURE = re.compile(r"\s*(?:\|\|\s*(?:true|:)\s*)?")
 
 # A function as sent by Kubeflow's SDK. Its `read` fails, so it must not be in a setup.
 FUNCTION_OF_SDK = re.compile(
-    rf"read -r -d '' (\w+) *{DOCUMENT.format(rest='')}\n\s*printf \"%s\" \"?\$\1\"? > *(\S+)",
+    r"read -r -d '' (\w+) *<< *(\w+)\n(.*?)\n\2\s*\n\s*printf \"%s\" \"?\$\1\"? > *(\S+)",
     re.DOTALL,
 )
 
-# `read -r -d '' NAME <<EOF`, which fails at the end of the text, and `NAME=$(cat <<EOF …)`.
-READ = re.compile(
-    r"^[ \t]*read\s+(?:-\w+\s+|''\s+|\"\"\s+)*(?P<name>\w+)\s*"
-    + DOCUMENT.format(rest=r"(?:\s*\|\|\s*(?:true|:))?[ \t]*")
-    + "$",
-    re.DOTALL | re.MULTILINE,
-)
-CAT = re.compile(
-    r"(?P<name>\b\w+)=(?P<quoted>\"?)\$\(\s*cat\s*"
-    + DOCUMENT.format(rest="[ \t]*")
-    + r"\n\s*\)(?P=quoted)",
-    re.DOTALL,
-)
-
-# In a document and in double quotes, a backslash has a meaning before other characters.
+# In a document and in double quotes, a backslash has a meaning before other characters. Within an
+# expansion, a quote has the same meaning in both.
 QUOTE = re.compile(r'(\\[\\$`\n])|(\\?)"')
+QUOTE_IN_EXPANSION = re.compile(r'\$\([^)]*"|`[^`]*"|\$\{[^}]*"')
 
 
 def rewrite(text: str) -> str:
     """Return a script with here-documents for variables as assignments, and as files of cat."""
-    text = FUNCTION_OF_SDK.sub(r"cat > \5 << \g<quote>\g<end>\g<quote>\n\g<text>\g<end>\n", text)
-    for pattern in (READ, CAT):
-        text = pattern.sub(_assignment, text)
-    return text
+    text = FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text)
+    return DOCUMENT.sub(_rewritten, text)
 
 
-def _assignment(found: re.Match[str]) -> str:
-    value = found["text"].rstrip("\n")
-    if found["quote"]:
+def _rewritten(document: re.Match[str]) -> str:
+    """Return a here-document as an assignment, or as it is."""
+    before, rest, close = document["before"], document["rest"], document["close"]
+    value = document["text"].rstrip("\n")
+    read, cat = READ.fullmatch(before), CAT.fullmatch(before)
+    if read and NO_FAILURE.fullmatch(rest):
+        found, tail = read, close
+    elif cat and not rest.strip() and close.strip() == f"){cat['quoted']}":
+        found, tail = cat, ""
+    else:
+        return document[0]
+    if document["quote"]:
         quoted = "'" + value.replace("'", "'\\''") + "'"
+    elif QUOTE_IN_EXPANSION.search(value):
+        return document[0]
     else:
         quoted = f'"{QUOTE.sub(_escaped, value)}"'
-    missing = found[0].count("\n") - value.count("\n")
-    return f"{found['name']}={quoted}" + "\n" * missing
+    missing = document[0].count("\n") - value.count("\n") - tail.count("\n")
+    # A command may follow the assignment in its line.
+    is_end = document.string[document.end() :][:1] in ("", "\n") or tail
+    lines = ("\n" if is_end else " \\\n") * missing
+    return f"{found['indent']}{found['name']}={quoted}{lines}{tail}"
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -34,6 +34,7 @@ class Launch:
     - `path`: its place in the manifest. `values`: known values of variables of the shell.
     - `programs`: further rows of PROGRAMS.
     - `is_single`: python started one process per pod, without torchrun.
+    - `is_in_script`: the command is in a script with other lines.
     - `uses_env`: the script reads LOCAL_RANK, and has no argument --local-rank.
     - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
     """
@@ -43,6 +44,7 @@ class Launch:
     values: Mapping[str, str] = field(default_factory=dict)
     programs: "Sequence[tuple[str, Reader]]" = ()
     is_single: bool = False
+    is_in_script: bool = False
     uses_env: bool = False
     nodes: str = ""
 

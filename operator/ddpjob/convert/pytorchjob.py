@@ -208,6 +208,8 @@ def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
             "codes from 1 to 127 ended the job, and larger ones did not",
             "list the codes that end the job in failurePolicy.nonRetryableExitCodes",
         )
+    if "Never" in policies and policies & RESTART:
+        draft.drop(path, "Never", "all pods of a DDPJob start again together")
     for policy in sorted(policies - {"", "Never"} - RESTART):
         draft.drop(path, policy, "it is unknown")
 

@@ -15,10 +15,10 @@ from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_processes
 from ddpjob.convert.shell import VARIABLE
 from ddpjob.convert.slurm_options import (
-    OPTIONS,
     SHARED,
     WORKING_DIR,
     Request,
+    apply,
     job_name,
     read_options,
     take_image,
@@ -28,6 +28,9 @@ from ddpjob.convert.variables import ONLY_A_SHELL
 from ddpjob.core.api.readers import SpecError, quoted
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
+
+# Words of a directive between the parts of a job.
+HETEROGENEOUS = ("hetjob", "packjob")
 
 # A word of a directive, with its quotes. A comment begins like a word.
 WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+""")
@@ -84,20 +87,19 @@ def convert(text: str, image: str, name: str) -> Conversion:
 
 
 def _read_directives(request: Request, text: str) -> None:
-    """Read the options of the #SBATCH lines. The last one of a name counts, as for Slurm."""
-    found: dict[str, tuple[str, str]] = {}
+    """Read the options of the #SBATCH lines. Raises SpecError."""
     for line, words in _directives(request.draft, text):
         path = f"line {line}: #SBATCH"
+        if words and words[0] in HETEROGENEOUS:
+            raise SpecError(
+                f"{path} {words[0]}: the job has parts of different sizes, and all pods of a "
+                "DDPJob are equal; convert a script of one part"
+            )
         options, rest = read_options(request.draft, words, path)
         for option, value in options:
-            before = found.pop(option, None)
-            if before:
-                request.draft.drop(*before, f"line {line} has another {option}, which counts")
-            found[option] = (f"{path} {option}", value)
+            apply(request, option, value, f"{path} {option}")
         if rest:
             request.draft.drop(path, " ".join(rest), "it is no option of sbatch")
-    for option, (path, value) in found.items():
-        OPTIONS[option].read(request, value, path)
 
 
 def _directives(draft: Draft, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -187,7 +189,7 @@ def _without_unknown(launch: Launch, words: list[str]) -> list[str]:
 def _read_option_of_step(request: Request, option: str, value: str, path: str) -> None:
     """Read an option of srun, or remark on one with an unknown variable. Raises SpecError."""
     try:
-        OPTIONS[option].read(request, value, path)
+        apply(request, option, value, path)
     except SpecError:
         if "$" not in value and "`" not in value:
             raise

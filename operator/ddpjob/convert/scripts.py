@@ -119,6 +119,7 @@ class Script:
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
+        self.launch.is_in_script = True
         self.stops = self.stops or FIRST_LINE.match(text) is not None
         statements = read_shell(rewrite(text))
         candidates = find_trainings(statements, self.launch.path, self.variables.known)
@@ -136,7 +137,7 @@ class Script:
             else:
                 self._other(statement, is_after=statement.span > chosen.statement.span)
         self._set_setup()
-        self.variables.drop_unused_arrays()
+        self.variables.drop_unused()
 
     def drop(self, statement: Statement, why: str, instead: str = "") -> None:
         """Remark on a dropped statement."""
@@ -175,8 +176,11 @@ class Script:
         while words and ASSIGNMENT.fullmatch(words[0]):
             self.variables.assign(statement, words.pop(0), is_exported=True)
         self.launch.values = self.variables.known
+        working = self.launch.draft.trainer.get("workingDir")
         read_command(self.launch, words)
-        self._enter_folder()
+        # A text of a shell within this one may have gone to another folder.
+        if self.launch.draft.trainer.get("workingDir") == working:
+            self._enter_folder()
         self._note_expansions()
 
     def _note_expansions(self) -> None:
@@ -215,14 +219,16 @@ class Script:
         draft = self.launch.draft
         folder = self.folders.folder
         args = draft.spec.get("args", [])
-        if not folder or not args or args[0].startswith(("/", "-")):
+        if not folder or not args:
             return
-        args[0] = posixpath.join(folder, args[0])
         stays = draft.trainer.get("workingDir") or "that of the image"
+        what = f"the working directory stays {stays}"
+        if not args[0].startswith(("/", "-")):
+            args[0] = posixpath.join(folder, args[0])
+            what = f"the script is started by its path in this folder; {what}"
         draft.note(
             f"{self.launch.path}: cd {folder}",
-            "the script is started by its path in this folder; the working directory stays "
-            f"{stays}",
+            what,
             f"set workingDir of the container trainer, if the script needs {folder}",
         )
 
@@ -409,12 +415,21 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
             if rest:
                 launch.draft.drop(launch.path, rest, "they are arguments of the shell's text")
             stops = any(map(STOPS.fullmatch, words[1 : index + 1]))
-            Script(launch, stops=stops).read(unmark(words[index + 1]))
+            _read_text(launch, unmark(words[index + 1]), stops=stops)
             return
     raise SpecError(
         f"{launch.path}: {quoted(' '.join(words))} runs a script of the image, whose lines are not "
         "here; write its line with torchrun or python in its place"
     )
+
+
+def _read_text(launch: Launch, text: str, *, stops: bool) -> None:
+    """Read the text of `bash -c`. Remarks name its own lines."""
+    path = launch.path
+    if launch.is_in_script:
+        launch.path = f"{path}: the text of bash -c"
+    Script(launch, stops=stops).read(text)
+    launch.path = path
 
 
 # How a pod starts a shell. `Script` reads such commands within a script too.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
-from ddpjob.convert.marks import QUOTED, mark
+from ddpjob.convert.marks import MARKS, QUOTED, mark
 
 # Operators between the commands of a statement, in a chain of statements, and of both and others.
 # Longer ones come first.
@@ -37,7 +37,7 @@ ONLY_A_SHELL = re.compile(r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])[^{}]*\}|\$[0-9@*#?!$-]
 ARRAY = re.compile(
     r"(?:(?:declare|typeset|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL
 )
-ELEMENTS = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+ELEMENTS = re.compile(rf"\"?\$\{{([A-Za-z_]\w*)\[[@*{MARKS[ord('*')]}]\]\}}\"?")
 
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"

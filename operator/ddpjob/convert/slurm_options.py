@@ -48,6 +48,7 @@ class Request:
     - `gpus`, `tasks`, `cpus`, `memory`: options of these names, by the unit of the count: `node`,
       `task`, `gpu`, `cpu` or `job`. `is_step`: srun starts the training, once for each task.
     - `name`: the name of the job as written.
+    - `given`: the places and values of the options read before, by their name.
     """
 
     draft: Draft
@@ -59,6 +60,13 @@ class Request:
     image_path: str = ""
     is_step: bool = False
     name: str = ""
+    given: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def set(self, to: str, value: int, path: str) -> None:
+        """Set a field of the spec. The last value counts."""
+        if self.draft.get(to) is not None:
+            self.draft.remove(to)
+        self.draft.set(to, value, path)
 
 
 Option = Callable[[Request, str, str], None]
@@ -98,8 +106,9 @@ def read_options(
             equals = value
         name = _whole_name(name)
         row = OPTIONS.get(name)
-        if row and not row.takes_value and value.isalpha() and not word.startswith("--"):
-            # `-lu` is `-l -u`, and 0 in `-K0` is a value.
+        is_letter = value[:1].isalpha() and value != "off"
+        if row and not row.takes_value and is_letter and not word.startswith("--"):
+            # `-lN2` is `-l -N2`, and `-K0` and `-koff` have values.
             rest.insert(0, f"-{value}")
             value = ""
         if row is None:
@@ -121,18 +130,33 @@ def _whole_name(name: str) -> str:
     return begun[0] if name not in OPTIONS and len(begun) == 1 else name
 
 
+def apply(request: Request, option: str, value: str, path: str) -> None:
+    """Read an option. The last one of a name counts. Raises SpecError."""
+    row = OPTIONS[option]
+    row.read(request, value, path)
+    if isinstance(row.read, Drop):
+        return
+    name = ONLY_ONE.get(option, option)
+    before = request.given.get(name)
+    if before and before[1] != value:
+        request.draft.drop(*before, f"{path} is {quoted(value)}, and counts")
+    request.given[name] = (path, value)
+
+
 def _begins_command(word: str) -> bool:
     is_known = re.fullmatch(f"(.*/)?({WRAPPERS})", word) or LAUNCH.fullmatch(word)
     return "$" in word or bool(is_known) or is_prefix(word) or word.endswith((".py", "sh"))
 
 
-def _drop(why: str, instead: str = "") -> Option:
-    """Return a reader for an option without a place in a DDPJob."""
+@dataclass(frozen=True)
+class Drop:
+    """Reads an option without a place in a DDPJob."""
 
-    def read(request: Request, value: str, path: str) -> None:
-        request.draft.drop(path, value or True, why, instead)
+    why: str
+    instead: str = ""
 
-    return read
+    def __call__(self, request: Request, value: str, path: str) -> None:
+        request.draft.drop(path, value or True, self.why, self.instead)
 
 
 def _number(value: str, path: str) -> int:
@@ -153,7 +177,7 @@ def _count(value: str, path: str) -> int:
 
 def _nodes(request: Request, value: str, path: str) -> None:
     least, dash, most = value.partition("-")
-    request.draft.set("nodes", _number(most or least, path), path)
+    request.set("nodes", _number(most or least, path), path)
     if dash:
         request.draft.drop(
             path,
@@ -203,6 +227,7 @@ def _memory(unit: str) -> Option:
         if int(found[1]) == 0:
             request.draft.drop(path, value, "a pod has no word for all memory", "resources")
             return
+        request.memory.clear()
         request.memory[unit] = int(found[1]) * 1024 ** "KMGT".index(found[2] or "M")
 
     return read
@@ -210,7 +235,7 @@ def _memory(unit: str) -> Option:
 
 def _time(request: Request, value: str, path: str) -> None:
     if value.upper() not in ("0", "INFINITE", "UNLIMITED"):
-        request.draft.set("activeDeadlineSeconds", seconds_of(value, path), path)
+        request.set("activeDeadlineSeconds", seconds_of(value, path), path)
 
 
 def seconds_of(value: str, path: str) -> int:
@@ -229,6 +254,9 @@ def seconds_of(value: str, path: str) -> int:
 
 
 def _name(request: Request, value: str, path: str) -> None:
+    if "srun" in path:
+        Drop("it is the name of a step")(request, value, path)
+        return
     request.name = value
     request.draft.metadata["name"] = job_name(value)
     if job_name(value) != value:
@@ -267,6 +295,14 @@ def _signal(request: Request, value: str, path: str) -> None:
         )
 
 
+def _wait(request: Request, value: str, path: str) -> None:
+    """Remark on the option, which has another meaning for sbatch than for srun."""
+    if "#SBATCH" in path:
+        Drop("sbatch waited for the end of the job", "ddpjob wait")(request, value, path)
+    else:
+        Drop(ENDS_TOGETHER)(request, value, path)
+
+
 def take_image(request: Request, value: str, path: str) -> None:
     """Take the image of `--container-image`. enroot writes # for the first / in it."""
     if value.startswith(("/", ".")) or value.endswith((".sqsh", ".sif")):
@@ -294,7 +330,7 @@ OF_SLURM = {
             *("--gres-flags", "--kill-on-invalid-dep", "--mcs-label", "--mem-bind"),
             *("--msg-timeout", "--network", "--power", "--profile", "--prolog", "--segment"),
             *("--slurmd-debug", "--sockets-per-node", "--task-epilog", "--task-prolog"),
-            *("--thread-spec", "--threads-per-core", "--tres-bind", "--tres-per-task"),
+            *("--thread-spec", "--threads-per-core", "--tres-bind"),
             *("--treewidth", "--uid", "--context", "--ntasks-per-tres"),
         ),
         "",
@@ -305,6 +341,9 @@ OF_SLURM = {
     "--relative": "-r",
     "--threads": "-T",
 }
+# Options of which one counts.
+ONLY_ONE = dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), "--mem")
+
 # Options without a value, or with one that may be left out and otherwise follows `=`.
 SWITCHES_OF_SLURM = (
     *("--bcast", "--compress", "--external-launcher", "--send-libs", "--stepmgr", "--whole"),
@@ -330,124 +369,125 @@ OPTIONS: Mapping[str, Row] = {
     # The life of the job.
     "--job-name": Row(_name, "-J"),
     "--time": Row(_time, "-t"),
-    "--time-min": Row(_drop(SLURM_ONLY)),
-    "--deadline": Row(_drop("a DDPJob has no point in time", "activeDeadlineSeconds")),
+    "--time-min": Row(Drop(SLURM_ONLY)),
+    "--deadline": Row(Drop("a DDPJob has no point in time", "activeDeadlineSeconds")),
     "--requeue": Row(
-        _drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions"),
+        Drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions"),
         takes_value=False,
     ),
     # Of AWS' clusters.
     "--auto-resume": Row(
-        _drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions")
+        Drop("a lost pod begins a new attempt anyway", "failurePolicy.maxDisruptions")
     ),
     "--no-requeue": Row(_no_requeue, takes_value=False),
     "--signal": Row(_signal),
-    "--kill-on-bad-exit": Row(_drop(ENDS_TOGETHER), "-K", takes_value=False),
-    "--array": Row(_drop("a DDPJob is one training", "a job for each index"), "-a"),
-    "--dependency": Row(_drop("a DDPJob waits for no other one", "ddpjob wait"), "-d"),
-    "--begin": Row(_drop("a DDPJob has no start time", "suspend: true and ddpjob resume"), "-b"),
-    "--priority": Row(_drop(SLURM_ONLY, "priorityClassName")),
-    "--nice": Row(_drop(SLURM_ONLY, "priorityClassName"), takes_value=False),
+    "--kill-on-bad-exit": Row(Drop(ENDS_TOGETHER), "-K", takes_value=False),
+    "--array": Row(Drop("a DDPJob is one training", "a job for each index"), "-a"),
+    "--dependency": Row(Drop("a DDPJob waits for no other one", "ddpjob wait"), "-d"),
+    "--begin": Row(Drop("a DDPJob has no start time", "suspend: true and ddpjob resume"), "-b"),
+    "--priority": Row(Drop(SLURM_ONLY, "priorityClassName")),
+    "--nice": Row(Drop(SLURM_ONLY, "priorityClassName"), takes_value=False),
     # The place.
-    "--partition": Row(_drop(SLURM_ONLY, PLACES), "-p"),
-    "--constraint": Row(_drop(SLURM_ONLY, PLACES), "-C"),
-    "--nodelist": Row(_drop(SLURM_ONLY, PLACES), "-w"),
-    "--exclude": Row(_drop(SLURM_ONLY, PLACES), "-x"),
+    "--partition": Row(Drop(SLURM_ONLY, PLACES), "-p"),
+    "--constraint": Row(Drop(SLURM_ONLY, PLACES), "-C"),
+    "--nodelist": Row(Drop(SLURM_ONLY, PLACES), "-w"),
+    "--exclude": Row(Drop(SLURM_ONLY, PLACES), "-x"),
     "--exclusive": Row(
-        _drop(
+        Drop(
             "it gave the job all GPUs and CPUs of its nodes, and a pod gets what it requests",
             "resources, such as limits: {nvidia.com/gpu: 8}",
         ),
         takes_value=False,
     ),
-    "--switches": Row(_drop(SLURM_ONLY, "scheduling.topology")),
-    "--account": Row(_drop(SLURM_ONLY, "the label kueue.x-k8s.io/queue-name"), "-A"),
-    "--qos": Row(_drop(SLURM_ONLY, "the label kueue.x-k8s.io/priority-class"), "-q"),
-    "--reservation": Row(_drop(SLURM_ONLY, PLACES)),
-    "--licenses": Row(_drop(SLURM_ONLY), "-L"),
+    "--switches": Row(Drop(SLURM_ONLY, "scheduling.topology")),
+    "--account": Row(Drop(SLURM_ONLY, "the label kueue.x-k8s.io/queue-name"), "-A"),
+    "--qos": Row(Drop(SLURM_ONLY, "the label kueue.x-k8s.io/priority-class"), "-q"),
+    "--reservation": Row(Drop(SLURM_ONLY, PLACES)),
+    "--licenses": Row(Drop(SLURM_ONLY), "-L"),
     # Input and output.
-    "--output": Row(_drop(NO_LOG_FILE), "-o"),
-    "--error": Row(_drop(NO_LOG_FILE), "-e"),
-    "--input": Row(_drop("a pod has no input"), "-i"),
-    "--open-mode": Row(_drop(NO_LOG_FILE)),
-    "--label": Row(_drop(OUTPUT), "-l", takes_value=False),
-    "--unbuffered": Row(_drop(OUTPUT), "-u", takes_value=False),
-    "--mail-type": Row(_drop("the operator sends no mail", "an alert on its metrics")),
-    "--mail-user": Row(_drop("the operator sends no mail", "an alert on its metrics")),
-    "--comment": Row(_drop(SLURM_ONLY, "an annotation")),
-    "--wckey": Row(_drop(SLURM_ONLY, "a label")),
+    "--output": Row(Drop(NO_LOG_FILE), "-o"),
+    "--error": Row(Drop(NO_LOG_FILE), "-e"),
+    "--input": Row(Drop("a pod has no input"), "-i"),
+    "--open-mode": Row(Drop(NO_LOG_FILE)),
+    "--label": Row(Drop(OUTPUT), "-l", takes_value=False),
+    "--unbuffered": Row(Drop(OUTPUT), "-u", takes_value=False),
+    "--mail-type": Row(Drop("the operator sends no mail", "an alert on its metrics")),
+    "--mail-user": Row(Drop("the operator sends no mail", "an alert on its metrics")),
+    "--comment": Row(Drop(SLURM_ONLY, "an annotation")),
+    "--wckey": Row(Drop(SLURM_ONLY, "a label")),
     # The environment and the processes.
     "--export": Row(_export),
-    "--chdir": Row(_drop(SHARED, WORKING_DIR), "-D"),
-    "--hint": Row(_drop(SLURM_ONLY)),
-    "--distribution": Row(_drop("torchrun numbers the processes"), "-m"),
-    "--cpu-bind": Row(_drop(STARTED)),
-    "--gpu-bind": Row(_drop("LOCAL_RANK chooses the GPU of a process")),
-    "--mpi": Row(_drop(STARTED)),
-    "--overlap": Row(_drop(STEPS), takes_value=False),
-    "--jobid": Row(_drop(STEPS)),
-    "--wait": Row(_drop("the operator waits for all nodes"), "-W"),
-    "--wait-all-nodes": Row(_drop(STARTS_TOGETHER)),
-    "--get-user-env": Row(_drop(OF_THE_USER), takes_value=False),
-    "--parsable": Row(_drop(OF_THE_COMMAND), takes_value=False),
+    "--chdir": Row(Drop(SHARED, WORKING_DIR), "-D"),
+    "--hint": Row(Drop(SLURM_ONLY)),
+    "--distribution": Row(Drop("torchrun numbers the processes"), "-m"),
+    "--cpu-bind": Row(Drop(STARTED)),
+    "--gpu-bind": Row(Drop("LOCAL_RANK chooses the GPU of a process")),
+    "--mpi": Row(Drop(STARTED)),
+    "--overlap": Row(Drop(STEPS), takes_value=False),
+    "--jobid": Row(Drop(STEPS)),
+    "--wait": Row(_wait, "-W"),
+    "--wait-all-nodes": Row(Drop(STARTS_TOGETHER)),
+    "--get-user-env": Row(Drop(OF_THE_USER), takes_value=False),
+    "--parsable": Row(Drop(OF_THE_COMMAND), takes_value=False),
     # Switches of srun without an effect in a pod.
-    "--verbose": Row(_drop(OF_THE_COMMAND), "-v", takes_value=False),
-    "--quiet": Row(_drop(OF_THE_COMMAND), "-Q", takes_value=False),
-    "--no-kill": Row(_drop(ENDS_TOGETHER), "-k", takes_value=False),
-    "--hold": Row(_drop("the job would wait", "spec.suspend"), "-H", takes_value=False),
-    "--immediate": Row(_drop(STARTS_TOGETHER), "-I", takes_value=False),
-    "--preserve-env": Row(_drop(OF_THE_USER), "-E", takes_value=False),
-    "--disable-status": Row(_drop(OF_THE_COMMAND), "-X", takes_value=False),
-    "--no-allocate": Row(_drop(SLURM_ONLY), "-Z", takes_value=False),
-    "--overcommit": Row(_drop(SLURM_ONLY, "resources"), "-O", takes_value=False),
-    "--oversubscribe": Row(_drop(SLURM_ONLY, "resources"), "-s", takes_value=False),
-    "--contiguous": Row(_drop(SLURM_ONLY, "scheduling.topology"), takes_value=False),
-    "--spread-job": Row(_drop(SLURM_ONLY, "topologySpreadConstraints"), takes_value=False),
-    "--use-min-nodes": Row(_drop(SLURM_ONLY), takes_value=False),
-    "--exact": Row(_drop(STEPS), takes_value=False),
-    "--interactive": Row(_drop(STEPS), takes_value=False),
-    "--pty": Row(_drop("a pod has no terminal"), takes_value=False),
-    "--propagate": Row(_drop(OF_THE_USER), takes_value=False),
-    "--quit-on-interrupt": Row(_drop(OF_THE_COMMAND), takes_value=False),
-    "--reboot": Row(_drop(SLURM_ONLY), takes_value=False),
-    "--resv-ports": Row(_drop(SLURM_ONLY), takes_value=False),
-    "--debugger-test": Row(_drop(OF_THE_COMMAND), takes_value=False),
-    "--test-only": Row(_drop("ddpjob validate checks a job"), takes_value=False),
-    "--ignore-pbs": Row(_drop(OF_THE_COMMAND), takes_value=False),
+    "--verbose": Row(Drop(OF_THE_COMMAND), "-v", takes_value=False),
+    "--quiet": Row(Drop(OF_THE_COMMAND), "-Q", takes_value=False),
+    "--no-kill": Row(Drop(ENDS_TOGETHER), "-k", takes_value=False),
+    "--hold": Row(Drop("the job would wait", "spec.suspend"), "-H", takes_value=False),
+    "--immediate": Row(Drop(STARTS_TOGETHER), "-I", takes_value=False),
+    "--preserve-env": Row(Drop(OF_THE_USER), "-E", takes_value=False),
+    "--disable-status": Row(Drop(OF_THE_COMMAND), "-X", takes_value=False),
+    "--no-allocate": Row(Drop(SLURM_ONLY), "-Z", takes_value=False),
+    "--overcommit": Row(Drop(SLURM_ONLY, "resources"), "-O", takes_value=False),
+    "--oversubscribe": Row(Drop(SLURM_ONLY, "resources"), "-s", takes_value=False),
+    "--contiguous": Row(Drop(SLURM_ONLY, "scheduling.topology"), takes_value=False),
+    "--spread-job": Row(Drop(SLURM_ONLY, "topologySpreadConstraints"), takes_value=False),
+    "--use-min-nodes": Row(Drop(SLURM_ONLY), takes_value=False),
+    "--exact": Row(Drop(STEPS), takes_value=False),
+    "--interactive": Row(Drop(STEPS), takes_value=False),
+    "--pty": Row(Drop("a pod has no terminal"), takes_value=False),
+    "--propagate": Row(Drop(OF_THE_USER), takes_value=False),
+    "--quit-on-interrupt": Row(Drop(OF_THE_COMMAND), takes_value=False),
+    "--reboot": Row(Drop(SLURM_ONLY), takes_value=False),
+    "--resv-ports": Row(Drop(SLURM_ONLY), takes_value=False),
+    "--debugger-test": Row(Drop(OF_THE_COMMAND), takes_value=False),
+    "--test-only": Row(Drop("ddpjob validate checks a job"), takes_value=False),
+    "--ignore-pbs": Row(Drop(OF_THE_COMMAND), takes_value=False),
     # Counts by units unknown to a pod.
-    "--ntasks-per-core": Row(_drop("a pod asks for CPUs and not for cores", PROCESSES)),
-    "--ntasks-per-socket": Row(_drop("a pod asks for CPUs and not for sockets", PROCESSES)),
-    "--gpus-per-socket": Row(_drop("a pod asks for GPUs and not for sockets", "resources")),
-    "--mincpus": Row(_drop("a pod asks for its CPUs", "resources")),
-    "--tmp": Row(_drop("a pod asks for its disk", "ephemeral-storage in resources")),
-    "--export-file": Row(_drop("it is a file of the Slurm cluster", ENV)),
-    "--multi-prog": Row(_drop("all ranks run the same program"), takes_value=False),
-    "--het-group": Row(_drop(EQUAL)),
-    "--pack-group": Row(_drop(EQUAL)),
-    "--prefer": Row(_drop(SLURM_ONLY, PLACES)),
-    "--clusters": Row(_drop(CLUSTER), "-M"),
-    "--cluster": Row(_drop(CLUSTER)),
-    "--cpu_bind": Row(_drop(STARTED)),
-    "--help": Row(_drop(OF_THE_COMMAND), "-h", takes_value=False),
-    "--usage": Row(_drop(OF_THE_COMMAND), takes_value=False),
-    "--version": Row(_drop(OF_THE_COMMAND), "-V", takes_value=False),
-    **{name: Row(_drop(SLURM_ONLY), letter) for name, letter in OF_SLURM.items()},
-    **{name: Row(_drop(SLURM_ONLY), takes_value=False) for name in SWITCHES_OF_SLURM},
+    "--ntasks-per-core": Row(Drop("a pod asks for CPUs and not for cores", PROCESSES)),
+    "--ntasks-per-socket": Row(Drop("a pod asks for CPUs and not for sockets", PROCESSES)),
+    "--gpus-per-socket": Row(Drop("a pod asks for GPUs and not for sockets", "resources")),
+    "--mincpus": Row(Drop("a pod asks for its CPUs", "resources")),
+    "--tmp": Row(Drop("a pod asks for its disk", "ephemeral-storage in resources")),
+    "--export-file": Row(Drop("it is a file of the Slurm cluster", ENV)),
+    "--multi-prog": Row(Drop("all ranks run the same program"), takes_value=False),
+    "--tres-per-task": Row(Drop("a pod asks for its devices and CPUs", "resources")),
+    "--het-group": Row(Drop(EQUAL)),
+    "--pack-group": Row(Drop(EQUAL)),
+    "--prefer": Row(Drop(SLURM_ONLY, PLACES)),
+    "--clusters": Row(Drop(CLUSTER), "-M"),
+    "--cluster": Row(Drop(CLUSTER)),
+    "--cpu_bind": Row(Drop(STARTED)),
+    "--help": Row(Drop(OF_THE_COMMAND), "-h", takes_value=False),
+    "--usage": Row(Drop(OF_THE_COMMAND), takes_value=False),
+    "--version": Row(Drop(OF_THE_COMMAND), "-V", takes_value=False),
+    **{name: Row(Drop(SLURM_ONLY), letter) for name, letter in OF_SLURM.items()},
+    **{name: Row(Drop(SLURM_ONLY), takes_value=False) for name in SWITCHES_OF_SLURM},
     # Containers, by the plugin pyxis.
     "--container-image": Row(take_image),
     "--container-workdir": Row(_workdir),
-    "--container-mounts": Row(_drop(SHARED, "volumes and volumeMounts, with a claim")),
-    "--container-name": Row(_drop(ITS_IMAGE)),
-    "--no-container-entrypoint": Row(_drop(STARTED), takes_value=False),
-    "--no-container-remap-root": Row(_drop("a pod has the user of its image"), takes_value=False),
-    "--container-env": Row(_drop(OF_THE_USER, ENV)),
-    "--container-entrypoint": Row(_drop(STARTED), takes_value=False),
+    "--container-mounts": Row(Drop(SHARED, "volumes and volumeMounts, with a claim")),
+    "--container-name": Row(Drop(ITS_IMAGE)),
+    "--no-container-entrypoint": Row(Drop(STARTED), takes_value=False),
+    "--no-container-remap-root": Row(Drop("a pod has the user of its image"), takes_value=False),
+    "--container-env": Row(Drop(OF_THE_USER, ENV)),
+    "--container-entrypoint": Row(Drop(STARTED), takes_value=False),
     "--container-remap-root": Row(
-        _drop("a pod has the user of its image", "runAsUser in podTemplate"), takes_value=False
+        Drop("a pod has the user of its image", "runAsUser in podTemplate"), takes_value=False
     ),
-    "--container-save": Row(_drop("pods write no image")),
-    "--container-mount-home": Row(_drop(SHARED), takes_value=False),
-    "--no-container-mount-home": Row(_drop(SHARED), takes_value=False),
-    "--container-writable": Row(_drop(ITS_IMAGE), takes_value=False),
+    "--container-save": Row(Drop("pods write no image")),
+    "--container-mount-home": Row(Drop(SHARED), takes_value=False),
+    "--no-container-mount-home": Row(Drop(SHARED), takes_value=False),
+    "--container-writable": Row(Drop(ITS_IMAGE), takes_value=False),
 }
 LETTERS = {row.letter: name for name, row in OPTIONS.items() if row.letter}

@@ -9,6 +9,7 @@ from ddpjob.convert.draft import reason_against_variable
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
+    ELEMENTS,
     HERE_DOCUMENT,
     NO_VALUE,
     VARIABLE,
@@ -52,7 +53,8 @@ class Variables:
     - `values`: those without an export. `arrays`: the elements of arrays, as text.
     - `definitions`: lines that set them, for a line of the setup with such a variable.
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
-    - `unused`: the lines of arrays without a use yet, by their name.
+    - `unused`: the lines of arrays without a use yet, by their name. `awaited`: those that export a
+      variable without a value yet.
     - `lost`: the values before a block that may change them.
     - `in_folder`: returns a text with the current folder as a path.
     """
@@ -62,6 +64,7 @@ class Variables:
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
     unused: dict[str, list[Statement]] = field(default_factory=dict)
+    awaited: dict[str, Statement] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
@@ -83,6 +86,9 @@ class Variables:
         for word in words[1:] if words[0] in EXPORTS else words:
             if assignment_of(word):
                 self.assign(statement, word, is_exported=is_export)
+            elif is_export and word == "-f":
+                self.drop(statement, "it exports a function of the shell")
+                return
             elif word.startswith("-"):
                 continue
             elif is_export:
@@ -96,12 +102,15 @@ class Variables:
         self.exported.add(name)
         if value != NO_VALUE:
             self.assign(statement, f"{name}={value}", is_exported=True)
+        elif name not in {**self.definitions, **literals(self.launch.draft)}:
+            self.awaited[name] = statement
 
     def assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         """Read an assignment. A variable once exported stays so."""
         found = assignment_of(word)
         assert found is not None
         name = found.name
+        self.awaited.pop(name, None)
         where = f"{self.launch.path}: line {statement.line}"
         value = self._value(found)
         reason = reason_against_variable(name)
@@ -137,6 +146,9 @@ class Variables:
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
         text = f"${{{found.name}}}{found.value}" if found.adds else found.value
+        text = ELEMENTS.sub(
+            lambda one: self.elements(one) if one[1] in self.arrays else one[0], text
+        )
         known = {**literals(self.launch.draft), **self.known}
         return self.in_folder(expand(text, known))
 
@@ -169,8 +181,10 @@ class Variables:
         self.unused.pop(found[1], None)
         return self.arrays.get(found[1], "")
 
-    def drop_unused_arrays(self) -> None:
-        """Remark on arrays whose elements are neither in the training nor in the setup."""
+    def drop_unused(self) -> None:
+        """Remark on arrays without a use, and on exports of variables without a value."""
+        for name, statement in self.awaited.items():
+            self.drop(statement, "pods have nothing of the user's shell", f"set {name} in spec.env")
         for statement in chain.from_iterable(self.unused.values()):
             self.drop(statement, "neither the training nor the setup has all of its elements")
 
