@@ -170,6 +170,7 @@ def test_an_option_of_srun_counts_before_that_of_sbatch():
     assert found.document["metadata"]["name"] == "big"
     assert found.document["spec"]["nprocPerNode"] == 2
     assert 'srun --job-name: "step": because it is the name of a step' in comments
+    assert '"big"' not in comments
     assert 'line 2: #SBATCH --ntasks-per-node: "8": because the script: srun' in comments
 
 

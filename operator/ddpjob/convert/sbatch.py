@@ -188,6 +188,9 @@ def _without_unknown(launch: Launch, words: list[str]) -> list[str]:
 
 def _read_option_of_step(request: Request, option: str, value: str, path: str) -> None:
     """Read an option of srun, or remark on one with an unknown variable. Raises SpecError."""
+    if option == "--job-name":
+        request.draft.drop(path, value, "it is the name of a step")
+        return
     try:
         apply(request, option, value, path)
     except SpecError:

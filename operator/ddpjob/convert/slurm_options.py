@@ -254,9 +254,6 @@ def seconds_of(value: str, path: str) -> int:
 
 
 def _name(request: Request, value: str, path: str) -> None:
-    if "srun" in path:
-        Drop("it is the name of a step")(request, value, path)
-        return
     request.name = value
     request.draft.metadata["name"] = job_name(value)
     if job_name(value) != value:
@@ -488,6 +485,7 @@ OPTIONS: Mapping[str, Row] = {
     "--container-save": Row(Drop("pods write no image")),
     "--container-mount-home": Row(Drop(SHARED), takes_value=False),
     "--no-container-mount-home": Row(Drop(SHARED), takes_value=False),
+    "--container-readonly": Row(Drop(ITS_IMAGE), takes_value=False),
     "--container-writable": Row(Drop(ITS_IMAGE), takes_value=False),
 }
 LETTERS = {row.letter: name for name, row in OPTIONS.items() if row.letter}

@@ -109,8 +109,8 @@ def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
     block = next((one for one in statements if not one.is_readable and _mentions(one.text)), None)
     if block:
         return SpecError(
-            f"{path}: line {block.line}: the command that trains is in a loop, a condition or a "
-            "function, which ddpjob convert cannot read; write it by itself"
+            f"{path}: line {block.line}: the command that trains is in a loop, a condition, a "
+            "function or a here-document, which ddpjob convert cannot read; write it by itself"
         )
     return SpecError(
         f"{path}: has no line that starts torchrun or python; write the command that starts the "
