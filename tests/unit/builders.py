@@ -289,6 +289,13 @@ def an_agents_pod(index=0, status=None, *, attempt=0, born=None, annotations=(),
     return pod
 
 
+def told(seconds, copies=0, **fields):
+    """Return the annotations of a kept pod with an assignment given so many seconds after NOW."""
+    time = format_time(at(seconds))
+    text = json.dumps({"start": True, "grace": 7, "time": time, "copies": copies, **fields})
+    return {names.ANNOTATION_ASSIGNMENT: text}
+
+
 def agent_report(
     attempt=0, cause="Failure", *, rank=1, exit_code=1, exception="ValueError: boom", **others
 ):

@@ -24,6 +24,7 @@ from builders import (
     running,
     starting,
     succeeded,
+    told,
     waiting,
     written,
 )
@@ -304,7 +305,9 @@ def test_only_pods_that_do_not_know_the_attempt_get_an_assignment():
     pods = pods_in_place(starting(), waiting(), starting())
     pods[0] = an_agents_pod(0, running(since=at(-9)), attempt=0)
     plan = plan_for(a_job_in_place(), *pods)
-    expected = Assign("digits-0-0", "uid-of-digits-0-0", 0, OWN_GRACE, True, format_time(at(-9)))
+    expected = Assign(
+        "digits-0-0", "uid-of-digits-0-0", 0, OWN_GRACE, True, format_time(at(-9)), NOW
+    )
     assert plan.assign == (expected,)
 
 
@@ -559,8 +562,51 @@ def test_no_grace_period_is_too_long_to_decide(seconds):
 
 def test_a_pod_that_must_not_start_yet_waits_for_the_grace_period_of_the_others():
     def waits(grace, start):
-        assign = Assign("digits-0-0", "uid", 0, grace, start, "")
+        assign = Assign("digits-0-0", "uid", 0, grace, start, "", NOW)
         return json.loads(assignment(a_running_job(), 0, ServiceAddresses(), assign))["wait"]
 
     assert [waits(1.0, False), waits(45.0, False), waits(600.0, False)] == [120, 120, 675]
     assert waits(600.0, True) == 8
+
+
+# An assignment lost by the kubelet
+
+
+def kept(state, annotations, attempt=1):
+    """Return the assignments for a pod kept with these annotations, beside a new one."""
+    pod = an_agents_pod(0, state, attempt=attempt, born=0, annotations=annotations)
+    job = a_running_job(attempt=1, births=(0, 1), latched=False, ran=False)
+    return plan_for(job, pod, an_agents_pod(1, starting(), attempt=1)).assign
+
+
+@pytest.mark.parametrize(("seconds", "copies"), [(-5, 0), (-19, 0), (-20, 1), (-90, 1)])
+def test_an_assignment_that_a_pod_does_not_follow_is_written_again(seconds, copies):
+    (again,) = kept(starting(), told(seconds, copies))
+    assert again == Assign(
+        *("digits-0-0", "uid-of-digits-0-0", 0, 7.0, True, None, at(seconds)),
+        copies=copies + 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "annotations"),
+    [
+        (starting(), told(-4)),
+        (starting(), told(-19, 1)),
+        (starting(), told(-900, 2)),
+        (starting(), told(-900, -1)),
+        # It follows, or it has ended.
+        (running(since=at(-1)), told(-9)),
+        (succeeded(), told(-9)),
+        # What a user may write.
+        (starting(), {names.ANNOTATION_ASSIGNMENT: '{"time": "soon"}'}),
+        (starting(), {names.ANNOTATION_ASSIGNMENT: '{"time": 7, "grace": NaN}'}),
+    ],
+)
+def test_other_assignments_are_written_once(state, annotations):
+    assert kept(state, annotations) == ()
+
+
+def test_the_order_to_write_stacks_is_written_again():
+    (again,) = kept(running(since=at(-60)), told(-5, dump=True))
+    assert again.dump

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from builders import a_job, a_spec, a_status
+from builders import NOW, a_job, a_spec, a_status
 from goldens import check_golden
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -238,7 +238,7 @@ def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_name
 def test_pods_that_stay_are_told_where_the_rendezvous_is():
     status = a_status(attempt=4, nodes=3, births=(4, 1, 2), host=Host(1, "10.0.0.7"))
     job = a_job(status=status, nodes=3)
-    assign = Assign("digits-1-1", "uid", 1, 45, True, "")
+    assign = Assign("digits-1-1", "uid", 1, 45, True, "", NOW)
     told = [json.loads(assignment(job, index, DEFAULTS.addresses, assign)) for index in range(3)]
     (new,) = pods(job, [0], DEFAULTS)
     assert json.loads(assignment(job, 0, DEFAULTS.addresses)) == assignment_of(new)

@@ -25,6 +25,7 @@ from builders import (
     scheduling_gated,
     starting,
     succeeded,
+    told,
     torchrun_summary,
     unschedulable,
     waiting,
@@ -93,6 +94,15 @@ A_MOMENT = {
             a_pod(1, starting()),
         ),
         10,
+    ),
+    "a pod does not follow its assignment": (
+        "assignment_is_written_again",
+        observation(
+            a_running_job(attempt=1, births=(0, 1), latched=False, ran=False),
+            an_agents_pod(0, starting(), attempt=1, born=0, annotations=told(-2)),
+            a_pod(1, starting(), attempt=1),
+        ),
+        3,
     ),
     "it is checked whether there are heartbeats": (
         "heartbeats_are_checked",

@@ -37,7 +37,7 @@ KEY = ("ml", "digits")
 STARTING = Event("Normal", "Starting", "it starts")
 OLD = Delete("digits-0-1", "uid-of-old")
 SHARED = [f"CREATE {kind.plural}" for kind in Owned if kind is not Owned.POD]
-STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="")
+STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="", time=wall_time())
 
 
 class Recorder:

@@ -8,6 +8,7 @@ from gang import a_job, assignment, fails, is_running, pods, runs, status, until
 
 from ddpjob.controller import act
 from ddpjob.core.agent_files import agent_files, config_map_name
+from ddpjob.core.decide import in_place
 
 AGENT = config_map_name()
 
@@ -76,6 +77,23 @@ async def test_an_assignment_that_failed_is_repeated(fake, operator, fault):
     await has_attempt(fake, "digits-0-2", 1)
     await until(lambda: "digits-1-1" in pods(fake))
     assert status(fake)["restarts"] == 1
+
+
+async def test_an_assignment_that_is_not_followed_is_written_again(fake, operator, monkeypatch):
+    monkeypatch.setattr(in_place, "COPY_TIMES", (timedelta(seconds=0.1), timedelta(days=1)))
+    fake.create("ddpjobs", a_job(recovery="InPlace"))
+    await is_running(fake)
+    fails(fake, "digits-0-1")
+    await has_attempt(fake, "digits-0-0", 1)
+    before = fake.get("pods", "digits-0-0")["metadata"]["annotations"]["ddpjob.dev/ready-before"]
+    await until(lambda: assignment(fake, "digits-0-0")["copies"] == 1)
+    told = fake.get("pods", "digits-0-0")["metadata"]["annotations"]
+    assert told["ddpjob.dev/ready-before"] == before
+    for name in ("digits-0-0", "digits-1-1"):
+        await until(lambda name=name: name in pods(fake))
+        runs(fake, name)
+    await until(lambda: status(fake)["phase"] == "Running")
+    assert patches(fake) == ["digits-0-0", "digits-0-0"]
 
 
 async def test_a_pod_that_vanishes_before_its_assignment_costs_nothing_more(fake, operator):

@@ -123,15 +123,15 @@ class Creator:
 
     async def _assign(self, job: Job, assign: Assign) -> None:
         """Change the label and the assignment of a pod in one request. Ignore a removed pod."""
-        addresses = self.settings.addresses
+        text = assignment(job, assign.index, self.settings.addresses, assign)
+        annotations = {names.ANNOTATION_ASSIGNMENT: text}
+        if assign.ready_since is not None:
+            annotations[names.ANNOTATION_READY_BEFORE] = assign.ready_since
         body = {
             "metadata": {
                 "uid": assign.uid,
                 "labels": {names.LABEL_ATTEMPT: str(job.status.attempt.number)},
-                "annotations": {
-                    names.ANNOTATION_ASSIGNMENT: assignment(job, assign.index, addresses, assign),
-                    names.ANNOTATION_READY_BEFORE: assign.ready_since,
-                },
+                "annotations": annotations,
             }
         }
         request = Request(Verb.MERGE, PODS, job.namespace, assign.name, body=body)

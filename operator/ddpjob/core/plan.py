@@ -5,6 +5,7 @@ May import `core.api`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
@@ -72,7 +73,8 @@ class Assign:
 
     - `grace`: seconds for the processes of the last attempt to end.
     - `start`: the processes of the attempt may start at once.
-    - `ready_since`: since when the pod was ready in the last attempt.
+    - `ready_since`: since when the pod was ready in the last attempt; None leaves it as it is.
+    - `time`: when it was given first. `copies`: how often it was written again.
     - `dump`: write the stacks of the ranks, and end.
     """
 
@@ -81,7 +83,9 @@ class Assign:
     index: int
     grace: float
     start: bool
-    ready_since: str
+    ready_since: str | None
+    time: datetime
+    copies: int = 0
     dump: bool = False
 
 

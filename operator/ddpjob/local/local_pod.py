@@ -169,14 +169,13 @@ class LocalPod:
 
     # Attempts
 
-    def assign(self, attempt: int, assignment: str, ready_since: str) -> None:
+    def assign(self, attempt: int, assignment: str, ready_since: str | None) -> None:
         """Give the pod's agent the assignment of another attempt."""
         metadata = self.body["metadata"]
         metadata["labels"][names.LABEL_ATTEMPT] = str(attempt)
-        metadata["annotations"] |= {
-            names.ANNOTATION_ASSIGNMENT: assignment,
-            names.ANNOTATION_READY_BEFORE: ready_since,
-        }
+        metadata["annotations"][names.ANNOTATION_ASSIGNMENT] = assignment
+        if ready_since is not None:
+            metadata["annotations"][names.ANNOTATION_READY_BEFORE] = ready_since
         if self._assignment:
             write_whole(self._assignment, assignment)
         self._changed()

@@ -101,7 +101,7 @@ def _ages(obs: Observation, pods: Sequence[Pod]) -> list[float]:
     return ages
 
 
-def dumps(obs: Observation, spec: Spec) -> tuple[Assign, ...]:
+def dumps(obs: Observation, spec: Spec, now: datetime) -> tuple[Assign, ...]:
     """Return the orders to the pods of a hung gang: write their stacks, and end."""
     if obs.status.finished:
         return ()
@@ -109,10 +109,10 @@ def dumps(obs: Observation, spec: Spec) -> tuple[Assign, ...]:
     if not has_hung and not is_confirmed(obs, spec):
         return ()
     able = [pod for pod in running_pods(obs) if can_dump(obs, pod)]
-    return tuple(_order_dump(pod) for pod in able if not pod.dumps)
+    return tuple(_order_dump(pod, now) for pod in able if not pod.dumps)
 
 
-def _order_dump(pod: Pod) -> Assign:
+def _order_dump(pod: Pod, now: datetime) -> Assign:
     return Assign(
         pod.name,
         pod.uid,
@@ -120,6 +120,7 @@ def _order_dump(pod: Pod) -> Assign:
         grace=0.0,
         start=True,
         ready_since=pod.ready_since,
+        time=now,
         dump=True,
     )
 

@@ -11,6 +11,7 @@ from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.names import Cause, Condition
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.times import later
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.decide.deletions import LOST_PEERS
 from ddpjob.core.observe.observation import Observation, Pod
@@ -23,6 +24,12 @@ IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
 # Seconds from SIGTERM to SIGKILL for processes whose peers are gone. They cannot write a checkpoint
 # together any more.
 BROKEN_GRACE = 1.0
+
+# When an assignment is written again if its pod does not follow it. A kubelet can lose a change of
+# an annotation that comes while it writes an earlier one into the pod's file: it clears the mark
+# for a new write at the end of the first one (volumemanager, remountRequired). Without another
+# change, it writes the file at its next sync, up to 90 s later. Seen on two busy cores.
+COPY_TIMES = (timedelta(seconds=5), timedelta(seconds=20))
 
 # A gang with the usual grace period, without another fault, must be ready again after this time.
 SILENT_TIME = timedelta(seconds=120)
@@ -65,7 +72,7 @@ def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
     return pod.running and is_reachable
 
 
-def assignments(obs: Observation) -> tuple[Assign, ...]:
+def assignments(obs: Observation, now: datetime) -> tuple[Assign, ...]:
     """Return the assignments still to be given to the kept pods."""
     status = obs.status
     if status.finished or status.has(Condition.SUSPENDED) or not status.attempt.births:
@@ -84,9 +91,42 @@ def assignments(obs: Observation) -> tuple[Assign, ...]:
             grace=float(pod.grace) if is_whole else BROKEN_GRACE,
             start=start,
             ready_since=pod.ready_since,
+            time=now,
         )
         orders.append(order)
     return tuple(orders)
+
+
+def lost_assignments(obs: Observation, now: datetime) -> tuple[Assign, ...]:
+    """Return the assignments to be written again, since their pods do not follow them yet."""
+    found = []
+    for pod in obs.current:
+        moment = next_copy(obs, pod)
+        if pod.order is None or moment is None or moment > now:
+            continue
+        copy = Assign(
+            pod.name,
+            pod.uid,
+            pod.index,
+            grace=pod.order.grace,
+            start=not pod.held,
+            ready_since=None,
+            time=pod.order.time,
+            copies=pod.order.copies + 1,
+            dump=pod.dumps,
+        )
+        found.append(copy)
+    return tuple(found)
+
+
+def next_copy(obs: Observation, pod: Pod) -> datetime | None:
+    """Return when to write the last assignment of a pod again, or None."""
+    if obs.status.finished or pod.order is None or pod.order.copies not in range(len(COPY_TIMES)):
+        return None
+    if not pod.running or pod.deleting or pod.attempt != obs.attempt:
+        return None
+    follows = pod.ready and not pod.held and not pod.dumps
+    return None if follows else later(pod.order.time, COPY_TIMES[pod.order.copies])
 
 
 def _may_start(obs: Observation) -> bool:

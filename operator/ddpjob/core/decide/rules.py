@@ -45,7 +45,7 @@ from ddpjob.core.decide.describe import (
 )
 from ddpjob.core.decide.hangs import dumps, still_writes
 from ddpjob.core.decide.heartbeats import report_heartbeats
-from ddpjob.core.decide.in_place import assignments
+from ddpjob.core.decide.in_place import assignments, lost_assignments
 from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.decide.queueing import (
     finish,
@@ -128,12 +128,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     after = with_status(after, run_account(after, now))
-    orders = dumps(after, spec)
+    orders = dumps(after, spec, now)
     if orders and after.status.attempt.silent_since:
         # The pods have time to write their stacks.
         attempt = replace(after.status.attempt, silent_since=now)
         after = with_status(after, replace(after.status, attempt=attempt))
-    assign = (*assignments(after), *orders)
+    assign = (*assignments(after, now), *orders) or lost_assignments(after, now)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     if _has_new_deadline(obs, after, spec, now):
         waits.append(0.0)
@@ -326,7 +326,7 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not is_due(timers.silence_ends, obs, spec, now):
         return None
-    if still_writes(obs, spec) or dumps(obs, spec):
+    if still_writes(obs, spec) or dumps(obs, spec, now):
         return None
     return restart_or_fail(obs, spec, judge_silence(obs), now)
 

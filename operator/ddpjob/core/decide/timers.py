@@ -18,7 +18,7 @@ from ddpjob.core.decide.dead_nodes import is_cut_off, is_not_ready, next_death, 
 from ddpjob.core.decide.gangs import pods_with_room
 from ddpjob.core.decide.hangs import suspects
 from ddpjob.core.decide.heartbeats import checked_from
-from ddpjob.core.decide.in_place import silent_time
+from ddpjob.core.decide.in_place import next_copy, silent_time
 from ddpjob.core.decide.inquiry import LOOK_INTERVAL, asked_from
 from ddpjob.core.decide.meeting import late_from
 from ddpjob.core.observe.observation import ApiState, Observation, Pod
@@ -163,6 +163,12 @@ def writing_is_asked_again(obs: Observation, spec: Spec, now: datetime) -> datet
     return later(now, LOOK_INTERVAL)
 
 
+def assignment_is_written_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when to write an assignment again whose pod does not follow it."""
+    moments = (next_copy(obs, pod) for pod in obs.current)
+    return min(filter(None, moments), default=None)
+
+
 def heartbeats_are_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Return when the agents are asked whether there were heartbeats."""
     return checked_from(obs, spec)
@@ -283,6 +289,7 @@ TIMERS: tuple[Timer, ...] = (
     silence_ends,
     silence_is_asked,
     writing_is_asked_again,
+    assignment_is_written_again,
     heartbeats_are_checked,
     peers_are_late,
     refusal_is_retried,

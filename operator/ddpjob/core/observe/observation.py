@@ -19,6 +19,7 @@ from ddpjob.core.api.queue import Queue
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.agent_state import AgentState
+from ddpjob.core.observe.order import Order
 from ddpjob.core.observe.torchrun_log import Summary
 
 # The status keeps attempts as int32.
@@ -58,6 +59,7 @@ class Pod:
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
     - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
       the stacks of its ranks, and to end.
+    - `order`: the last assignment of a kept pod.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
     - `sets_up`: the agent runs the setup of the job: its startup probe has not succeeded. Such a
       pod is pending.
@@ -96,6 +98,7 @@ class Pod:
     agent: str
     held: bool
     dumps: bool
+    order: Order | None
     ready: bool
     ready_since: str
     sets_up: bool

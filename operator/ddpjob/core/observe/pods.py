@@ -27,6 +27,7 @@ from ddpjob.core.observe.disruptions import (
     own_limit,
 )
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
+from ddpjob.core.observe.order import read_order
 from ddpjob.core.observe.placement import read_placement, read_requests
 from ddpjob.core.observe.termination import SETUP_FAILED, Termination, read_termination
 from ddpjob.core.observe.torchrun_log import last_line
@@ -73,8 +74,7 @@ INIT_FAILED = "InitFailed"
 def read_pod(body: Dict) -> Pod | None:
     """Read a pod of a job. Return None if its labels name no attempt or no index."""
     metadata = child(body, "metadata")
-    spec = child(body, "spec")
-    status = child(body, "status")
+    spec, status = child(body, "spec"), child(body, "status")
     labels = child(metadata, "labels")
     attempt = str(labels.get(names.LABEL_ATTEMPT, ""))
     index = str(labels.get(names.LABEL_INDEX, ""))
@@ -95,6 +95,7 @@ def read_pod(body: Dict) -> Pod | None:
         agent=_agent(spec),
         held=told.get("start") is False,
         dumps=told.get("dump") is True,
+        order=read_order(told),
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
         sets_up=state is TrainerState.RUNNING and _is_starting_up(status),

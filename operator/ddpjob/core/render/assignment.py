@@ -13,6 +13,7 @@ from ddpjob.core.api.launcher import flags_of, is_torchrun
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.readers import child
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.times import format_time
 from ddpjob.core.plan import Assign
 
 # Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
@@ -73,6 +74,9 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
         "grace": assign.grace if assign else 0,
         "wait": _wait(assign),
     }
+    if assign:
+        fields["time"] = format_time(assign.time)
+        fields["copies"] = assign.copies
     if assign and assign.dump:
         fields["dump"] = True
     return json.dumps(fields)
