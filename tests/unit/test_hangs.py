@@ -60,7 +60,7 @@ def a_suspected_gang(*ages, ready=1, silent=300):
     ]
     uids = [pod.uid for pod in read_pods(*pods)]
     answers = {
-        uid: AgentState(0, heartbeat=age)
+        uid: AgentState(0, heartbeat=age, watched=True)
         for uid, age in zip(uids, ages, strict=True)
         if age is not None
     }
@@ -114,12 +114,30 @@ def test_a_pod_that_does_not_answer_is_not_excused_by_one_that_writes():
 
 
 def test_a_pod_that_never_wrote_is_no_sign_of_life():
-    ages = [AgentState(0), AgentState(0, heartbeat=61.0)]
+    ages = [AgentState(0), AgentState(0, heartbeat=61.0, watched=True)]
     pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
     uids = [pod.uid for pod in read_pods(*pods)]
     job = a_running_job(spec=BY_LOG, silent_since=at(-11))
     plan = plan_for(job, *pods, answers=dict(zip(uids, ages, strict=True)))
     assert told(plan) == ["digits-0-0", "digits-0-1"]
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        # No pod has written yet, or one only at its start.
+        (AgentState(0), AgentState(0)),
+        (AgentState(0, heartbeat=61.0), AgentState(0)),
+        (AgentState(0, heartbeat=61.0), AgentState(0, watched=True)),
+    ],
+)
+def test_a_pod_unready_for_another_reason_is_no_hang_before_steady_output(states):
+    pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    job = a_running_job(spec=BY_LOG, silent_since=at(-11))
+    plan = plan_for(job, *pods, answers=dict(zip(uids, states, strict=True)))
+    assert told(plan) == []
+    assert plan.status.attempt.number == 0
 
 
 def test_without_answers_a_silent_gang_is_judged_as_before():
@@ -139,10 +157,10 @@ def test_with_another_heartbeat_a_silent_gang_is_judged_as_before():
 def test_with_a_limit_for_the_first_heartbeat_only_any_heartbeat_is_a_sign_of_life():
     pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
     uids = [pod.uid for pod in read_pods(*pods)]
-    job = a_running_job(
-        spec={"firstHeartbeatSeconds": 60, "heartbeat": "Log"}, silent_since=at(-11)
-    )
-    for age, names in ((9000.0, []), (None, ["digits-0-0", "digits-0-1"])):
+    spec = {"firstHeartbeatSeconds": 60, "heartbeat": "Log"}
+    both = ["digits-0-0", "digits-0-1"]
+    for age, met, names in ((9000.0, -60, []), (None, -59, []), (None, -60, both)):
+        job = a_running_job(spec=spec, silent_since=at(-11), running_time=at(met))
         ages = [AgentState(0, heartbeat=age), AgentState(0)]
         plan = plan_for(job, *pods, answers=dict(zip(uids, ages, strict=True)))
         assert told(plan) == names

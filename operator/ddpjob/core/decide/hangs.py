@@ -15,6 +15,7 @@ from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import Heartbeat
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.times import later
 from ddpjob.core.decide.stacks import Frame, find_culprit, lines_of_rank, read_stacks
 from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
@@ -60,7 +61,7 @@ def still_writes(obs: Observation, spec: Spec) -> bool:
     return any(age < limit for age in ages)
 
 
-def is_confirmed(obs: Observation, spec: Spec) -> bool:
+def is_confirmed(obs: Observation, spec: Spec, now: datetime) -> bool:
     """Return True if agents confirm the hang of a gang under suspicion.
 
     With `heartbeat: Log` all of them have to answer.
@@ -69,10 +70,29 @@ def is_confirmed(obs: Observation, spec: Spec) -> bool:
         return False
     if _is_by_log(spec):
         has_answers = _have_answered(obs, running_pods(obs))
-        return has_answers and not still_writes(obs, spec)
+        return has_answers and not still_writes(obs, spec) and _has_stopped(obs, spec, now)
     limit = _limit(spec)
     ages = _ages(obs, obs.silent)
     return any(age >= limit for age in ages)
+
+
+def _has_stopped(obs: Observation, spec: Spec, now: datetime) -> bool:
+    """Return True if a pod with steady output has stopped, or if the first output is too late.
+
+    A pod may be unready for another reason: on a busy node, its agent answers a probe too late.
+    """
+    ages = _ages(obs, running_pods(obs))
+    if ages:
+        watched = [pod for pod in running_pods(obs) if _is_watched(obs, pod)]
+        limit = _limit(spec)
+        return any(age >= limit for age in _ages(obs, watched))
+    first, began = spec.lifecycle.first_heartbeat, obs.status.attempt.running_time
+    return first is not None and began is not None and now >= later(began, first)
+
+
+def _is_watched(obs: Observation, pod: Pod) -> bool:
+    answer = obs.answer_of(pod)
+    return answer is not None and answer.watched
 
 
 def _limit(spec: Spec) -> float:
@@ -106,7 +126,7 @@ def dumps(obs: Observation, spec: Spec, now: datetime) -> tuple[Assign, ...]:
     if obs.status.finished:
         return ()
     has_hung = any(pod.hang and pod.failed for pod in obs.current)
-    if not has_hung and not is_confirmed(obs, spec):
+    if not has_hung and not is_confirmed(obs, spec, now):
         return ()
     able = [pod for pod in running_pods(obs) if can_dump(obs, pod)]
     return tuple(_order_dump(pod, now) for pod in able if not pod.dumps)
