@@ -572,10 +572,11 @@ def test_a_pod_that_must_not_start_yet_waits_for_the_grace_period_of_the_others(
 # An assignment lost by the kubelet
 
 
-def kept(state, annotations, attempt=1):
+def kept(state, annotations, **fields):
     """Return the assignments for a pod kept with these annotations, beside a new one."""
-    pod = an_agents_pod(0, state, attempt=attempt, born=0, annotations=annotations)
-    job = a_running_job(attempt=1, births=(0, 1), latched=False, ran=False)
+    pod = an_agents_pod(0, state, attempt=1, born=0, annotations=annotations)
+    fields = {"latched": False, "ran": False, **fields}
+    job = a_running_job(attempt=1, births=(0, 1), **fields)
     return plan_for(job, pod, an_agents_pod(1, starting(), attempt=1)).assign
 
 
@@ -607,6 +608,11 @@ def test_other_assignments_are_written_once(state, annotations):
     assert kept(state, annotations) == ()
 
 
-def test_the_order_to_write_stacks_is_written_again():
-    (again,) = kept(running(since=at(-60)), told(-5, dump=True))
+def test_a_gang_that_has_met_has_followed():
+    assert kept(starting(), told(-900), running_time=at(-60)) == ()
+
+
+@pytest.mark.parametrize("met", [None, at(-60)])
+def test_the_order_to_write_stacks_is_written_again(met):
+    (again,) = kept(running(since=at(-60)), told(-5, dump=True), running_time=met)
     assert again.dump

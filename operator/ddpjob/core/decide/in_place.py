@@ -125,7 +125,10 @@ def next_copy(obs: Observation, pod: Pod) -> datetime | None:
         return None
     if not pod.running or pod.deleting or pod.attempt != obs.attempt:
         return None
-    follows = pod.ready and not pod.held and not pod.dumps
+    # A gang that has met has followed. A copy just before the order to write stacks could make the
+    # kubelet lose that.
+    has_met = obs.status.attempt.running_time is not None
+    follows = not pod.dumps and (has_met or (pod.ready and not pod.held))
     return None if follows else later(pod.order.time, COPY_TIMES[pod.order.copies])
 
 
