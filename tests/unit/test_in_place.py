@@ -608,6 +608,12 @@ def test_other_assignments_are_written_once(state, annotations):
     assert kept(state, annotations) == ()
 
 
+@pytest.mark.parametrize("grace", [10**400, -1, float("nan"), float("inf"), "1", None, [2]])
+def test_an_assignment_of_any_shape_is_read(grace):
+    (again,) = kept(starting(), told(-9, grace=grace))
+    assert again.grace == 0.0
+
+
 def test_a_gang_that_has_met_has_followed():
     assert kept(starting(), told(-900), running_time=at(-60)) == ()
 

@@ -25,10 +25,9 @@ IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
 # together any more.
 BROKEN_GRACE = 1.0
 
-# When an assignment is written again if its pod does not follow it. A kubelet can lose a change of
-# an annotation that comes while it writes an earlier one into the pod's file: it clears the mark
-# for a new write at the end of the first one (volumemanager, remountRequired). Without another
-# change, it writes the file at its next sync, up to 90 s later. Seen on two busy cores.
+# When an assignment is written again if its pod does not follow it. On a busy node, a kubelet left
+# a change of an annotation out of the pod's file for a minute, probably because it was writing the
+# change before it. Another change makes it write the file, as does its next sync after up to 90 s.
 COPY_TIMES = (timedelta(seconds=5), timedelta(seconds=20))
 
 # A gang with the usual grace period, without another fault, must be ready again after this time.

@@ -1,11 +1,10 @@
 """The last assignment of a pod kept for an attempt."""
 
 from datetime import datetime
-from math import isfinite
 from typing import NamedTuple
 
 from ddpjob.core.api.readers import Dict, integer_or_zero
-from ddpjob.core.api.times import parse_time
+from ddpjob.core.api.times import MAX_SECONDS, parse_time
 
 
 class Order(NamedTuple):
@@ -21,6 +20,7 @@ def read_order(told: Dict) -> Order | None:
     time = parse_time(told.get("time"))
     if time is None:
         return None
-    grace = told.get("grace")
-    seconds = float(grace) if isinstance(grace, int | float) and isfinite(grace) else 0.0
-    return Order(time, integer_or_zero(told.get("copies")), seconds)
+    found = told.get("grace")
+    is_grace = isinstance(found, int | float) and 0 <= found <= MAX_SECONDS
+    grace = float(found) if found is not None and is_grace else 0.0
+    return Order(time, integer_or_zero(told.get("copies")), grace)
