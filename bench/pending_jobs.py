@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operator_memory import Filler, NewOperator, is_ready, wait_for
+from many_jobs import Filler, NewOperator, is_ready, wait_for
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]

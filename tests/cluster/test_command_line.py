@@ -9,7 +9,9 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
-from .builders import digits
+from ddpjob.core.api.yaml_text import load_yaml
+
+from .builders import digits, script_job
 from .cluster import PLAIN
 from .commands import ROOT, wait_until
 from .namespace import DEADLINE, Namespace
@@ -46,6 +48,15 @@ HELPER = 'import built\n\n\ndef greeting(rank):\n    return f"hello from {built.
 SETUP = """echo "the setup of node $DDP_NODE_INDEX"
 sleep 3
 echo 'WHAT = "rank"' > built.py
+"""
+
+
+MEETING = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
@@ -236,3 +247,23 @@ def test_doctor_finds_all_well(user: User):
 
     # Another test may have stopped the operator for a moment.
     wait_until("all is well", all_is_well, 60, lambda: user.run("ddpjob", "doctor").stdout)
+
+
+@pytest.mark.faults
+def test_a_policy_that_keeps_the_pods_apart_is_named_until_another_admits_them(user: User):
+    closed = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "closed"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+    }
+    user.namespace.apply(closed, *script_job("apart", MEETING))
+    status = user.namespace.wait_for_status("apart", reason="WaitingForPeers")
+    assert "apart-0-1" in status["message"]
+    assert "NetworkPolicy closed admits no such ingress" in user.run("ddpjob", "doctor").stdout
+
+    page = (ROOT / "docs" / "users" / "teams.md").read_text()
+    (admitting,) = [part for part in page.split("```") if "kind: NetworkPolicy" in part]
+    user.namespace.apply(load_yaml(admitting.removeprefix("yaml")))
+    assert user.namespace.wait_for_complete("apart")["attempt"]["number"] == 0
+    assert user.run("ddpjob", "doctor").returncode == 0

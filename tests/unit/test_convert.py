@@ -512,6 +512,23 @@ def test_a_job_without_its_runtime_is_an_error_if_only_that_has_the_command():
         convert(job, runtime=runtime.replace("name: volcano", "name: other"))
 
 
+def test_remarks_and_errors_name_the_fields_of_the_trainjob():
+    job, runtime = map(load_yaml, (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n"))
+    env = [{"name": "RANK", "value": "1"}, {"name": "A", "valueFrom": {"foo": {}}}]
+    trainer = {"image": "own:1", "command": ["torchrun", "a.py", "$B"], "env": env}
+    job["spec"]["trainer"] = trainer
+    for text in (yaml.safe_dump(job), yaml.safe_dump_all([job, runtime])):
+        comments = convert(text).comments()
+        assert 'spec.trainer.env[0]: {"name": "RANK"' in comments
+        assert "spec.trainer.env[1].valueFrom.foo: {}: because" in comments
+        assert "spec.trainer.command: B in args" in comments
+        trainer["resourcesPerNode"] = {"limits": {"cpu": "many"}}
+        with pytest.raises(
+            SpecError, match=r"^[^[]* spec\.trainer\.resourcesPerNode\.limits\.cpu: "
+        ):
+            convert(yaml.safe_dump_all([job, runtime] if "---" in text else [job]))
+
+
 def test_a_runtime_of_mpi_is_an_error():
     text = (MANIFESTS / "trainjob/volcano.yaml").read_text()
     text = text.replace("torch: {numProcPerNode: 2}", "mpi: {numProcPerNode: 2}")

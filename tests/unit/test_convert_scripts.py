@@ -597,6 +597,15 @@ def test_only_the_unknown_variable_of_a_command_is_named():
     assert 'dropped: the script: line 2 B: "$(date)": because only a shell knows' in comments
 
 
+def test_an_assignment_kept_in_the_setup_is_not_called_dropped():
+    spec, comments = converted_script(
+        "A=$(mktemp -d)", "B=$(mktemp -d)", "pip install --target $A x", "srun torchrun a.py"
+    )
+    assert spec["setup"] == "A=$(mktemp -d)\npip install --target $A x"
+    assert 'note: the script: line 2: "A=$(mktemp -d)": only the setup has it' in comments
+    assert 'dropped: the script: line 3: "B=$(mktemp -d)": because only a shell knows' in comments
+
+
 def test_a_declaration_exports_only_with_its_option():
     spec, _ = converted_script(
         "declare A=1", "declare -x B=2", "readonly C=3", "srun torchrun a.py"

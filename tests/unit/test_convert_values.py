@@ -74,6 +74,12 @@ def test_what_only_a_shell_knows_is_no_literal_value(value):
     assert "A in args: nothing expands it" in comments
 
 
+def test_a_command_in_an_array_is_not_taken_for_a_variable():
+    _, args, comments = shell("A=(--a $(date)); torchrun a.py ${A[@]}")
+    assert args == ["a.py", "--a", "$(date)"]
+    assert "instead: write the output of date if it is a command" in comments
+
+
 def test_a_default_is_not_taken_for_an_unknown_value():
     _, args, _ = shell("A=$1; torchrun a.py ${A:-5} ${B:-6} ${C:=7}")
     assert args == ["a.py", "${A:-5}", "6", "7"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpjob.convert.marks import unmark, unmark_all
@@ -148,9 +148,17 @@ class Draft:
         env[:] = [item for item in env if item.get("name") != name]
         return str(found[0].get("value", "")) if found else None
 
-    def drop(self, path: str, value: Any, why: str, instead: str = "") -> None:
-        """Remark on a value without a place in a DDPJob."""
-        self._add(Remark(path, why, instead, printed(value)))
+    def drop(self, path: str, value: Any, why: str, instead: str = "") -> Remark:
+        """Remark on a value without a place in a DDPJob, and return the remark."""
+        remark = Remark(path, why, instead, printed(value))
+        self._add(remark)
+        return remark
+
+    def keep(self, dropped: Remark, where: str) -> None:
+        """Change the remark on a dropped value to a note: it is kept in one place."""
+        why = f"{where}, because {dropped.why}"
+        note = replace(dropped, why=why, is_dropped=False)
+        self.remarks = [note if one == dropped else one for one in self.remarks]
 
     def note(self, path: str, text: str, instead: str = "", *, is_first: bool = False) -> None:
         """Add a note on a value to be checked by the user."""

@@ -12,15 +12,15 @@ from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import Dict, SpecError, quoted, require_object
 
 
-def read_node(draft: Draft, template: Any, path: str, container: str, command: str = "") -> Launch:
+def read_node(draft: Draft, template: Any, path: str, container: str) -> Launch:
     """Read the template of a node's pod. Its container of the given name trains.
 
-    `command` is the path of its command, if the manifest has it in another place. Raises SpecError.
+    Raises SpecError.
     """
     fields = require_object(template, path)
     trainer, where = find_trainer(fields.get("spec"), f"{path}.spec", container)
     read_template(draft, fields, path, container)
-    launch = Launch(draft, command or f"{where}.command", programs=SHELL_PROGRAMS)
+    launch = Launch(draft, f"{where}.command", programs=SHELL_PROGRAMS)
     read_command(launch, _words(trainer, where))
     devices = choose_accelerator(draft)
     settle_processes(launch, devices)

@@ -145,15 +145,16 @@ def _account(draft: Draft, value: Any, path: str) -> None:
 def _env(draft: Draft, value: Any, path: str) -> None:
     """Keep the variables, except those set by torchrun for each process."""
     kept = []
+    shape = shapes.shapes()["env"]["items"]
     for index, item in enumerate(require_objects(value, path)):
-        name = str(item.get("name", ""))
-        reason = reason_against_variable(name)
+        at = f"{path}[{index}]"
+        reason = reason_against_variable(str(item.get("name", "")))
         if reason:
-            draft.drop(f"{path}[{index}]", dict(item), reason)
+            draft.drop(at, dict(item), reason)
         else:
-            kept.append(item)
+            kept.append(_pruned(draft, item, shape, "EnvVar", at))
     if kept:
-        draft.set("env", _pruned(draft, kept, shapes.shapes()["env"], "EnvVar", path), path)
+        draft.set("env", kept, path)
 
 
 def _ports(draft: Draft, value: Any, path: str) -> None:

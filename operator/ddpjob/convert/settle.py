@@ -84,6 +84,8 @@ def _instead(draft: Draft, name: str) -> str:
     if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
         variable = SAME_IN_A_PROCESS.get(name, name)
         return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
+    if name.islower():
+        return f"write the output of {name} if it is a command; or set {name} in spec.env"
     if draft.get("envFrom"):
         return f"write $({name}) if a source of envFrom has it"
     return f"set {name} in spec.env and write $({name})"

@@ -4,7 +4,9 @@ A TrainJob has few fields itself. Its runtime has the rest, a JobSet with the te
 The runtime is merged with the job as the Trainer does, and the result is read as any pod template.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft, names_of, require_integer
@@ -74,12 +76,19 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
             "give its manifest with --runtime FILE",
         )
     template = _patched(draft, template, spec)
-    template = _with_trainer(draft, template, child(spec, "trainer"), path)
-    if not runtime:
-        _require_command(draft, template, path)
-    has_command = not runtime or child(spec, "trainer").get("command")
-    command = "spec.trainer.command" if has_command else ""
-    launch = read_node(draft, template, path, NODE, command)
+    trainer = child(spec, "trainer")
+    sources = _sources(template, trainer, path)
+    template = _with_trainer(draft, template, trainer, path)
+    try:
+        if not runtime:
+            _require_command(draft, template, path)
+        launch = read_node(draft, template, path, NODE)
+    except SpecError as error:
+        raise SpecError(_with_sources(str(error), sources)) from error
+    draft.remarks = [
+        replace(one, path=_with_sources(one.path, sources), why=_with_sources(one.why, sources))
+        for one in draft.remarks
+    ]
     if draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
     return Conversion(name_of(document), draft.document(), tuple(draft.remarks))
@@ -150,6 +159,27 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
         for one in children(template["spec"], "containers")
     ]
     return {**template, "spec": {**template["spec"], "containers": containers}}
+
+
+def _sources(template: Dict, trainer: Dict, path: str) -> dict[str, str]:
+    """Return the fields of the TrainJob by the paths of their values in the merged template.
+
+    Variables of both places are in one list, which has no path in the TrainJob.
+    """
+    container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
+    replaced = {**REPLACED, **({} if container.get("env") else {"env": "env"})}
+    return {
+        f"{where}.{key}": f"spec.trainer.{field}"
+        for key, field in replaced.items()
+        if trainer.get(field)
+    }
+
+
+def _with_sources(text: str, sources: Mapping[str, str]) -> str:
+    """Return a text with the paths of the merged template as those of the TrainJob."""
+    for path, source in sources.items():
+        text = re.sub(rf"{re.escape(path)}\b", source, text)
+    return text
 
 
 def _require_command(draft: Draft, template: Dict, path: str) -> None:

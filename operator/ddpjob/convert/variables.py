@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ddpjob.convert.draft import reason_against_variable
+from ddpjob.convert.draft import Remark, reason_against_variable
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
@@ -55,7 +55,8 @@ class Variables:
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
     - `unused`: the lines of arrays without a use yet, by their name. `awaited`: those that export a
       variable without a value yet.
-    - `lost`: the values before a block that may change them.
+    - `lost`: the values before a block that may change them. `dropped`: the remarks on assignments,
+      by the name.
     - `in_folder`: returns a text with the current folder as a path.
     """
 
@@ -69,16 +70,17 @@ class Variables:
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
     lost: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, list[Remark]] = field(default_factory=dict)
 
     @property
     def known(self) -> Mapping[str, str]:
         """Return the known values of variables. Those of the script come before others."""
         return {**self.launch.values, **self.values}
 
-    def drop(self, statement: Statement, why: str, instead: str = "") -> None:
+    def drop(self, statement: Statement, why: str, instead: str = "") -> Remark:
         """Remark on a dropped statement."""
         where = f"{self.launch.path}: line {statement.line}"
-        self.launch.draft.drop(where, statement.text, why, instead)
+        return self.launch.draft.drop(where, statement.text, why, instead)
 
     def assign_all(self, statement: Statement, words: Sequence[str]) -> None:
         """Read a line of assignments, of declarations or of exports."""
@@ -139,9 +141,10 @@ class Variables:
             return
         why = ONLY_A_SHELL if has_only_a_shell(value) else UNKNOWN_PART
         if len(statement.words) == 1:
-            self.drop(statement, why, instead)
+            remark = self.drop(statement, why, instead)
         else:
-            self.launch.draft.drop(f"{where} {name}", found.value, why, instead)
+            remark = self.launch.draft.drop(f"{where} {name}", found.value, why, instead)
+        self.dropped.setdefault(name, []).append(remark)
 
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
@@ -166,7 +169,7 @@ class Variables:
         name, plus, elements = found.groups()
         words = split_words(elements)
         if len(words) == 1 and has_substitution(words[0]):
-            self.drop(statement, ONLY_A_SHELL)
+            self.dropped.setdefault(name, []).append(self.drop(statement, ONLY_A_SHELL))
             self.definitions[name] = statement.text
             return
         before = self.arrays.get(name, "") if plus else ""
@@ -243,6 +246,8 @@ class Variables:
             definition = self.definitions.get(name)
             self.unused.pop(name, None)
             if definition:
+                for remark in self.dropped.pop(name, ()):
+                    self.launch.draft.keep(remark, "only the setup has it")
                 rest = self.definitions.items()
                 self.definitions = {key: text for key, text in rest if text != definition}
                 found += self.with_definitions(definition)

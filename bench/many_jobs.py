@@ -1,7 +1,7 @@
-"""Memory of the operator with many jobs, end to end: a real API server, kopf's watches, the LISTs.
+"""What many jobs cost the operator at rest, end to end: a real API server, kopf's watches, LISTs.
 
-    python bench/operator_memory.py
-    python bench/operator_memory.py --jobs 100 --pods 0 --megabytes 1
+    python bench/many_jobs.py
+    python bench/many_jobs.py --jobs 100 --pods 0 --megabytes 1
 
 Half of the jobs run and half are complete. Each has `--pods` pods, with statuses as from a kubelet.
 With `--pods 0` the jobs have no status either. With `--megabytes` each job has environment
@@ -9,17 +9,23 @@ variables of this size in all, and all jobs are in one namespace. The API server
 tests/apiserver: etcd and kube-apiserver on this machine.
 
 Prints the time until the operator is ready, and its resident memory: the highest until then, and
-after the LISTs of the next minutes the current and the highest value. 1 MB is 10^6 bytes.
+after the LISTs of the next minutes the current and the highest value. The last minutes of these
+give the CPU time of the operator and the API server, the operator's reads, and the size of their
+answers. Then it prints the same for one new job, with the writes of the agent's ConfigMap.
+1 MB is 10^6 bytes.
 """
 
 import argparse
 import multiprocessing
+import os
+import re
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,13 +41,23 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
 from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
-from play import Operator, end  # noqa: E402
+from play import Cluster, Operator, end  # noqa: E402
 
 NAMESPACES = 20
 THREADS = 8
 
-# Seconds of observation after the operator is ready: two LISTs and a rest.
-OBSERVED = 150
+# Seconds after the operator is ready until it is at rest: the first LISTs are over.
+SETTLED = 60
+
+# Seconds of observation at rest: two of the minutes with a LIST of one object.
+OBSERVED = 120
+
+# Counters of the API server: a name, labels and a value in a line.
+METRIC = re.compile(r"^(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+# What an operator reads. The API server itself reads other kinds.
+READ = {"ddpjobs", "pods", "nodes"}
 
 # The state of a pod's container.
 CONTAINER = {"name": "trainer", "image": "i", "imageID": "", "restartCount": 0, "ready": True}
@@ -141,6 +157,52 @@ def memory_of(process: int) -> tuple[float, float]:
     return tuple(int(fields[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Costs so far of an operator and of its API server.
+
+    - `operator`, `server`: seconds of CPU time.
+    - `reads`, `answered`: GETs and LISTs of what an operator reads, and the bytes of their answers.
+    - `config_maps`: writes of ConfigMaps.
+    """
+
+    operator: float
+    server: float
+    reads: float
+    answered: float
+    config_maps: float
+
+    def since(self, earlier: "Costs") -> "Costs":
+        return Costs(
+            *(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True))
+        )
+
+
+def costs(server: ApiServer, operator: Operator) -> Costs:
+    """Read the costs so far, from /proc and the metrics of the API server."""
+    totals: Counter[str] = Counter()
+    text = server.request("GET", "/metrics").body["message"]
+    for name, labels, value in METRIC.findall(text):
+        label = dict(LABEL.findall(labels))
+        is_read = label.get("verb") in ("GET", "LIST") and label.get("resource") in READ
+        if is_read and name == "apiserver_request_total":
+            totals["reads"] += float(value)
+        if is_read and name == "apiserver_response_sizes_sum":
+            totals["answered"] += float(value)
+        is_write = label.get("verb") in ("POST", "PUT", "PATCH", "APPLY")
+        if is_write and label.get("resource") == "configmaps" and name == "apiserver_request_total":
+            totals["config_maps"] += float(value)
+    own = cpu_seconds(operator.process.pid)
+    servers = float(re.findall(r"^process_cpu_seconds_total (\S+)$", text, re.MULTILINE)[0])
+    return Costs(own, servers, totals["reads"], totals["answered"], totals["config_maps"])
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU time so far of a process and of its ended children."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -165,12 +227,38 @@ def measure(server: ApiServer, folder: Path) -> Iterator[tuple[str, str]]:
         wait_for(lambda: is_ready(operator), 300)
         yield "ready after", f"{time.monotonic() - started:.1f} s"
         yield "highest until then", f"{memory_of(operator.process.pid)[1]:.0f} MB"
+        time.sleep(SETTLED)
+        before = costs(server, operator)
         time.sleep(OBSERVED)
+        used = costs(server, operator).since(before)
         now, highest = memory_of(operator.process.pid)
-        yield f"after {OBSERVED} s", f"{now:.0f} MB"
+        yield f"after {SETTLED + OBSERVED} s", f"{now:.0f} MB"
         yield "highest", f"{highest:.0f} MB"
+        yield from at_rest(used, OBSERVED / 60)
+        yield from of_a_new_job(server, operator)
     finally:
         end(operator)
+
+
+def at_rest(used: Costs, minutes: float) -> Iterator[tuple[str, str]]:
+    yield "CPU time of a minute, operator", f"{used.operator / minutes:.2f} s"
+    yield "CPU time of a minute, API server", f"{used.server / minutes:.2f} s"
+    yield "reads of a minute", f"{used.reads / minutes:.0f}"
+    yield "their answers", f"{used.answered / minutes / 1e6:.3f} MB"
+
+
+def of_a_new_job(server: ApiServer, operator: Operator) -> Iterator[tuple[str, str]]:
+    """Start a job beside the others. The first one of a namespace makes the agent's ConfigMap."""
+    cluster = Cluster(server, server.create_namespace("new"))
+    for which in ("first", "next"):
+        before = costs(server, operator)
+        began = time.monotonic()
+        cluster.create_job(which)
+        wait_for(lambda: len(cluster.pods(which)) == 2, 60)  # noqa: B023
+        seconds = time.monotonic() - began
+        used = costs(server, operator).since(before)
+        yield f"{which} job of a namespace, pods after", f"{seconds:.2f} s"
+        yield "    writes of ConfigMaps", f"{used.config_maps:.0f}"
 
 
 def main() -> None:
@@ -185,7 +273,7 @@ def main() -> None:
         filler.fill(options.jobs)
         print(f"{options.jobs} jobs, {options.jobs * options.pods} pods")
         for name, value in measure(server, server.folder):
-            print(f"{name:20} {value}")
+            print(f"{name:35} {value}")
 
 
 if __name__ == "__main__":
