@@ -260,7 +260,8 @@ def test_a_policy_that_keeps_the_pods_apart_is_named_until_another_admits_them(u
     user.namespace.apply(closed, *script_job("apart", MEETING))
     status = user.namespace.wait_for_status("apart", reason="WaitingForPeers")
     assert "apart-0-1" in status["message"]
-    assert "NetworkPolicy closed admits no such ingress" in user.run("ddpjob", "doctor").stdout
+    found = " ".join(user.run("ddpjob", "doctor").stdout.split())
+    assert "NetworkPolicy closed admits no such ingress" in found
 
     page = (ROOT / "docs" / "users" / "teams.md").read_text()
     (admitting,) = [part for part in page.split("```") if "kind: NetworkPolicy" in part]
