@@ -517,16 +517,34 @@ def test_remarks_and_errors_name_the_fields_of_the_trainjob():
     env = [{"name": "RANK", "value": "1"}, {"name": "A", "valueFrom": {"foo": {}}}]
     trainer = {"image": "own:1", "command": ["torchrun", "a.py", "$B"], "env": env}
     job["spec"]["trainer"] = trainer
-    for text in (yaml.safe_dump(job), yaml.safe_dump_all([job, runtime])):
-        comments = convert(text).comments()
+    for files in ([job], [job, runtime]):
+        comments = convert(yaml.safe_dump_all(files)).comments()
         assert 'spec.trainer.env[0]: {"name": "RANK"' in comments
         assert "spec.trainer.env[1].valueFrom.foo: {}: because" in comments
         assert "spec.trainer.command: B in args" in comments
-        trainer["resourcesPerNode"] = {"limits": {"cpu": "many"}}
-        with pytest.raises(
-            SpecError, match=r"^[^[]* spec\.trainer\.resourcesPerNode\.limits\.cpu: "
-        ):
-            convert(yaml.safe_dump_all([job, runtime] if "---" in text else [job]))
+        assert 'dropped: spec.trainer.image: "' not in comments
+    trainer["resourcesPerNode"] = {"limits": {"cpu": "many"}}
+    for files in ([job], [job, runtime]):
+        with pytest.raises(SpecError, match=r": spec\.trainer\.resourcesPerNode\.limits\.cpu: "):
+            convert(yaml.safe_dump_all(files))
+
+
+def test_variables_of_a_trainjob_and_its_runtime_have_their_own_paths():
+    job, runtime = map(load_yaml, (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n"))
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "RANK", "value": "0"}, {"name": "B", "value": "0"}]
+    job["spec"]["trainer"] = {"env": [{"name": "RANK", "value": "1"}, {"name": "C", "foo": 1}]}
+    comments = convert(yaml.safe_dump_all([job, runtime])).comments()
+    assert 'containers[0].env[0]: {"name": "RANK", "value": "0"}: because spec.trainer' in comments
+    assert 'spec.trainer.env[0]: {"name": "RANK", "value": "1"}: because torchrun' in comments
+    assert "spec.trainer.env[1].foo: 1: because" in comments
+
+
+def test_without_a_command_the_training_is_in_the_args():
+    job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
+    job["spec"]["trainer"] = {"image": "i", "args": ["torchrun", "a.py", "$B"]}
+    assert "spec.trainer.args: B in args" in convert(yaml.safe_dump(job)).comments()
 
 
 def test_a_runtime_of_mpi_is_an_error():

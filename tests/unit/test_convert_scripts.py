@@ -597,13 +597,32 @@ def test_only_the_unknown_variable_of_a_command_is_named():
     assert 'dropped: the script: line 2 B: "$(date)": because only a shell knows' in comments
 
 
-def test_an_assignment_kept_in_the_setup_is_not_called_dropped():
-    spec, comments = converted_script(
-        "A=$(mktemp -d)", "B=$(mktemp -d)", "pip install --target $A x", "srun torchrun a.py"
+@pytest.mark.parametrize(
+    ("lines", "kept", "dropped"),
+    [
+        (["A=$(mktemp -d)", "B=$(mktemp -d)"], [2], [3]),
+        (["A=$(mktemp -d)", "A=$(mktemp -u)"], [3], [2]),
+        (["A=$(mktemp -d)", "A=/tmp/x"], [], [2]),
+        (["A=$(mktemp -d)", "A+=/$(date)"], [2, 3], []),
+    ],
+)
+def test_an_assignment_kept_in_the_setup_is_not_called_dropped(lines, kept, dropped):
+    spec, comments = converted_script(*lines, "pip install --target $A x", "srun torchrun a.py")
+    for number in kept:
+        assert lines[number - 2] in spec["setup"]
+        line = f'note: the script: line {number}: "{lines[number - 2]}": the setup has it'
+        assert line in comments
+    for number in dropped:
+        assert lines[number - 2] not in spec["setup"]
+        assert f'dropped: the script: line {number}: "{lines[number - 2]}": because' in comments
+
+
+def test_two_assignments_of_a_line_are_kept_together():
+    _, comments = converted_script(
+        "A=$(mktemp -d) B=$(mktemp -d)", "pip install --target $A x", "srun torchrun a.py"
     )
-    assert spec["setup"] == "A=$(mktemp -d)\npip install --target $A x"
-    assert 'note: the script: line 2: "A=$(mktemp -d)": only the setup has it' in comments
-    assert 'dropped: the script: line 3: "B=$(mktemp -d)": because only a shell knows' in comments
+    assert "note: the script: line 2 A:" in comments
+    assert "note: the script: line 2 B:" in comments
 
 
 def test_a_declaration_exports_only_with_its_option():

@@ -77,7 +77,11 @@ def test_what_only_a_shell_knows_is_no_literal_value(value):
 def test_a_command_in_an_array_is_not_taken_for_a_variable():
     _, args, comments = shell("A=(--a $(date)); torchrun a.py ${A[@]}")
     assert args == ["a.py", "--a", "$(date)"]
-    assert "instead: write the output of date if it is a command" in comments
+    assert "write $(date); if date is a command, write its output" in comments
+    *_, comments = shell("torchrun a.py $lr")
+    assert (
+        "lr in args: nothing expands it; instead: set lr in spec.env and write $(lr)\n" in comments
+    )
 
 
 def test_a_default_is_not_taken_for_an_unknown_value():

@@ -156,7 +156,7 @@ class Draft:
 
     def keep(self, dropped: Remark, where: str) -> None:
         """Change the remark on a dropped value to a note: it is kept in one place."""
-        why = f"{where}, because {dropped.why}"
+        why = f"{where}: {dropped.why}"
         note = replace(dropped, why=why, is_dropped=False)
         self.remarks = [note if one == dropped else one for one in self.remarks]
 

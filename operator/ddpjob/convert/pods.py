@@ -161,13 +161,14 @@ def _ports(draft: Draft, value: Any, path: str) -> None:
     """Keep the ports, except those of the other operator's rendezvous."""
     kept = []
     for index, port in enumerate(require_objects(value, path)):
+        at = f"{path}[{index}]"
         if port.get("name") in RENDEZVOUS_PORTS or port.get("containerPort") in RENDEZVOUS_PORTS:
             why = "it is that of the rendezvous, which has other ports in a DDPJob"
-            draft.drop(f"{path}[{index}]", dict(port), why)
+            draft.drop(at, dict(port), why)
         else:
-            kept.append(port)
+            kept.append(_pruned(draft, port, {}, "ContainerPort", at))
     if kept:
-        draft.trainer["ports"] = _pruned(draft, kept, {}, "ContainerPort", path)
+        draft.trainer["ports"] = kept
 
 
 def _pod_labels(kind: str) -> Row:

@@ -48,8 +48,13 @@ def refer_to_variables(draft: Draft, path: str) -> None:
     for word in args:
         found = [_name(one) for one in VARIABLE.finditer(word)]
         for name in [*found, *launcher.references([word])]:
-            if name not in known and not name.startswith(OF_THE_API_SERVER):
-                draft.note(f"{path}: {name} in args", "nothing expands it", _instead(draft, name))
+            if name in known or name.startswith(OF_THE_API_SERVER):
+                continue
+            instead = _instead(draft, name)
+            # For a shell, `$(NAME)` is the output of a command.
+            if name not in found and not name.isupper():
+                instead += f"; if {name} is a command, write its output"
+            draft.note(f"{path}: {name} in args", "nothing expands it", instead)
         if ONLY_FOR_A_SHELL.search(word):
             draft.note(f"{path}: {word} in args", *NO_SHELL)
     for name, value in literals(draft).items():
@@ -84,8 +89,6 @@ def _instead(draft: Draft, name: str) -> str:
     if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
         variable = SAME_IN_A_PROCESS.get(name, name)
         return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
-    if name.islower():
-        return f"write the output of {name} if it is a command; or set {name} in spec.env"
     if draft.get("envFrom"):
         return f"write $({name}) if a source of envFrom has it"
     return f"set {name} in spec.env and write $({name})"

@@ -78,16 +78,17 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
     template = _patched(draft, template, spec)
     trainer = child(spec, "trainer")
     sources = _sources(template, trainer, path)
-    template = _with_trainer(draft, template, trainer, path)
+    merged = _with_trainer(draft, template, trainer, path)
+    of_runtime = len(draft.remarks)
     try:
         if not runtime:
-            _require_command(draft, template, path)
-        launch = read_node(draft, template, path, NODE)
+            _require_command(draft, merged, path)
+        launch = read_node(draft, merged, path, NODE)
     except SpecError as error:
         raise SpecError(_with_sources(str(error), sources)) from error
-    draft.remarks = [
+    draft.remarks[of_runtime:] = [
         replace(one, path=_with_sources(one.path, sources), why=_with_sources(one.why, sources))
-        for one in draft.remarks
+        for one in draft.remarks[of_runtime:]
     ]
     if draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
@@ -147,7 +148,7 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
     for index, one in enumerate(children(container, "env")):
         if one.get("name") in ours:
             draft.drop(f"{where}.env[{index}]", dict(one), "spec.trainer.env has it too")
-    found = merge(container, {"env": trainer["env"]} if trainer.get("env") else {})
+    found = _merged(container, trainer)
     # These are replaced as a whole.
     for key, of_trainer in REPLACED.items():
         if trainer.get(of_trainer):
@@ -164,21 +165,36 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
 def _sources(template: Dict, trainer: Dict, path: str) -> dict[str, str]:
     """Return the fields of the TrainJob by the paths of their values in the merged template.
 
-    Variables of both places are in one list, which has no path in the TrainJob.
+    `template` is the one before the merge.
     """
     container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
-    replaced = {**REPLACED, **({} if container.get("env") else {"env": "env"})}
-    return {
+    fields = {
         f"{where}.{key}": f"spec.trainer.{field}"
-        for key, field in replaced.items()
+        for key, field in REPLACED.items()
         if trainer.get(field)
     }
+    if trainer.get("args") and not (trainer.get("command") or container.get("command")):
+        fields[f"{where}.command"] = "spec.trainer.args"
+    if not container.get("env"):
+        return {**fields, f"{where}.env": "spec.trainer.env"}
+    # The variables of both places are in one list, merged by name.
+    ours = names_of(children(trainer, "env"))
+    for index, name in enumerate(names_of(children(_merged(container, trainer), "env"))):
+        if name in ours:
+            fields[f"{where}.env[{index}]"] = f"spec.trainer.env[{ours.index(name)}]"
+    return fields
+
+
+def _merged(container: Dict, trainer: Dict) -> dict[str, Any]:
+    """Return a container with the variables of the TrainJob."""
+    found: dict[str, Any] = merge(container, {"env": trainer["env"]} if trainer.get("env") else {})
+    return found
 
 
 def _with_sources(text: str, sources: Mapping[str, str]) -> str:
     """Return a text with the paths of the merged template as those of the TrainJob."""
     for path, source in sources.items():
-        text = re.sub(rf"{re.escape(path)}\b", source, text)
+        text = re.sub(rf"{re.escape(path)}(?!\w)", source, text)
     return text
 
 

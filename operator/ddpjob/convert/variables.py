@@ -55,8 +55,8 @@ class Variables:
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
     - `unused`: the lines of arrays without a use yet, by their name. `awaited`: those that export a
       variable without a value yet.
-    - `lost`: the values before a block that may change them. `dropped`: the remarks on assignments,
-      by the name.
+    - `lost`: the values before a block that may change them.
+    - `dropped`: the remarks on assignments, by the text of the line that sets the variable.
     - `in_folder`: returns a text with the current folder as a path.
     """
 
@@ -144,7 +144,7 @@ class Variables:
             remark = self.drop(statement, why, instead)
         else:
             remark = self.launch.draft.drop(f"{where} {name}", found.value, why, instead)
-        self.dropped.setdefault(name, []).append(remark)
+        self.dropped.setdefault(statement.text, []).append(remark)
 
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
@@ -169,7 +169,7 @@ class Variables:
         name, plus, elements = found.groups()
         words = split_words(elements)
         if len(words) == 1 and has_substitution(words[0]):
-            self.dropped.setdefault(name, []).append(self.drop(statement, ONLY_A_SHELL))
+            self.dropped[statement.text] = [self.drop(statement, ONLY_A_SHELL)]
             self.definitions[name] = statement.text
             return
         before = self.arrays.get(name, "") if plus else ""
@@ -246,12 +246,17 @@ class Variables:
             definition = self.definitions.get(name)
             self.unused.pop(name, None)
             if definition:
-                for remark in self.dropped.pop(name, ()):
-                    self.launch.draft.keep(remark, "only the setup has it")
+                self._keep(definition)
                 rest = self.definitions.items()
                 self.definitions = {key: text for key, text in rest if text != definition}
                 found += self.with_definitions(definition)
         return [*found, expand_known(line, self.launch.values)]
+
+    def _keep(self, definition: str) -> None:
+        """Note what the setup has of the assignments in a definition, of one line or several."""
+        for text in [definition, *definition.split("\n")]:
+            for remark in self.dropped.pop(text, ()):
+                self.launch.draft.keep(remark, "the setup has it, the training does not")
 
 
 def names_set_in(block: str) -> dict[str, bool]:
