@@ -541,10 +541,26 @@ def test_variables_of_a_trainjob_and_its_runtime_have_their_own_paths():
     assert "spec.trainer.env[1].foo: 1: because" in comments
 
 
+def test_a_variable_of_a_trainjob_stays_before_those_that_use_it():
+    job, runtime = map(load_yaml, (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n"))
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
+    job["spec"]["trainer"] = {"env": [{"name": "A", "value": "2"}]}
+    spec = convert(yaml.safe_dump_all([job, runtime])).document["spec"]
+    assert [one["value"] for one in spec["env"]] == ["2", "$(A)"]
+
+
 def test_without_a_command_the_training_is_in_the_args():
     job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
     job["spec"]["trainer"] = {"image": "i", "args": ["torchrun", "a.py", "$B"]}
     assert "spec.trainer.args: B in args" in convert(yaml.safe_dump(job)).comments()
+
+
+def test_ports_keep_their_places_in_remarks():
+    ports = [{"containerPort": 29500, "name": "pytorchjob-port"}, {"containerPort": 80, "foo": 1}]
+    _, comments = converted("torchrun", "a.py", ports=ports)
+    assert "ports[1].foo: 1: because" in comments
 
 
 def test_a_runtime_of_mpi_is_an_error():

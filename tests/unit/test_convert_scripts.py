@@ -625,6 +625,27 @@ def test_two_assignments_of_a_line_are_kept_together():
     assert "note: the script: line 2 B:" in comments
 
 
+@pytest.mark.parametrize("line", ["export A=2", "A=2", "export A=$(date)", "B=(1 2)"])
+def test_an_assignment_after_the_training_changes_nothing_before_it(line):
+    spec, comments = converted_script("export A=1", "srun torchrun a.py --a $A", line, "echo $A")
+    assert spec["env"] == [{"name": "A", "value": "1"}]
+    assert f'line 4: "{line}": because it ran after the training' in comments
+
+
+def test_a_variable_changed_after_a_line_of_the_setup_is_noted():
+    spec, comments = converted_script(
+        "export A=1", "pip install x", "export A=2", "srun torchrun a.py"
+    )
+    assert spec["env"] == [{"name": "A", "value": "2"}]
+    assert 'line 4 A: lines of the setup had "1"' in comments
+
+
+@pytest.mark.parametrize("prefix", ["SINGULARITYENV_", "APPTAINERENV_"])
+def test_a_variable_for_a_container_has_no_prefix_in_it(prefix):
+    spec, _ = converted_script(f"export {prefix}A=1", "srun singularity exec x torchrun a.py")
+    assert spec["env"] == [{"name": "A", "value": "1"}]
+
+
 def test_a_declaration_exports_only_with_its_option():
     spec, _ = converted_script(
         "declare A=1", "declare -x B=2", "readonly C=3", "srun torchrun a.py"

@@ -197,3 +197,25 @@ def test_wait_has_another_meaning_for_sbatch_and_srun():
     _, comments = converted_script("#SBATCH --wait", "srun --wait=60 torchrun a.py")
     assert "instead: ddpjob wait" in comments
     assert 'srun --wait: "60": because the ranks of a DDPJob end together' in comments
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "processes"),
+    [
+        ("--nodes=1 --ntasks-per-node=4", "-n 1", 1),
+        ("--nodes=2 --ntasks=2 --ntasks-per-node=8", "", 1),
+        ("--nodes=2 --ntasks=8 --ntasks-per-node=4", "", 4),
+    ],
+)
+def test_the_tasks_of_the_job_come_before_those_of_a_node(options, step, processes):
+    spec, _ = converted_script(f"#SBATCH {options}", f"srun {step} python a.py")
+    assert spec["nprocPerNode"] == processes
+
+
+@pytest.mark.parametrize("flags", ["", "--standalone", "--nnodes=1"])
+def test_a_training_of_each_node_is_named(flags):
+    training = f"srun torchrun {flags} a.py"
+    _, comments = converted_script("#SBATCH --nodes=2", training)
+    assert "torchrun trained on each of the 2 nodes by itself" in comments.splitlines()[1]
+    _, comments = converted_script("#SBATCH --nodes=2", "srun torchrun --nnodes=2 a.py")
+    assert "by itself" not in comments

@@ -84,6 +84,13 @@ def test_a_command_in_an_array_is_not_taken_for_a_variable():
     )
 
 
+@pytest.mark.parametrize("word", ["${A:+--a $A}", "${L//,/ }", "${B:+--b ${B}}"])
+def test_an_expansion_with_a_space_is_one_word(word):
+    _, args, comments = shell(f"A=1; torchrun a.py {word} --z")
+    assert args == ["a.py", word.replace("$A", "1"), "--z"]
+    assert "no shell reads it" in comments
+
+
 def test_a_default_is_not_taken_for_an_unknown_value():
     _, args, _ = shell("A=$1; torchrun a.py ${A:-5} ${B:-6} ${C:=7}")
     assert args == ["a.py", "${A:-5}", "6", "7"]

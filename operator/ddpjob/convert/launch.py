@@ -37,6 +37,7 @@ class Launch:
     - `is_in_script`: the command is in a script with other lines.
     - `uses_env`: the script reads LOCAL_RANK, and has no argument --local-rank.
     - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
+    - `is_alone`: the flags make each torchrun a training of its own.
     """
 
     draft: Draft
@@ -47,6 +48,7 @@ class Launch:
     is_in_script: bool = False
     uses_env: bool = False
     nodes: str = ""
+    is_alone: bool = False
 
     def resolve(self, text: str) -> str:
         """Return a text with the variables replaced by their values in the job."""
@@ -111,6 +113,7 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
     rest = list(words)
     is_module = False
     dropped: list[str] = []
+    given: set[str] = set()
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
@@ -120,6 +123,7 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
             _drop_unknown_flag(launch, word, rest)
             continue
         (flag,) = found
+        given.add(flag.name)
         value = _take_value(flag, word, rest)
         if flag.name == "--module":
             is_module = True
@@ -127,6 +131,7 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
             dropped.append(" ".join([flag.name, value]).strip())
         else:
             FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
+    launch.is_alone = "--standalone" in given or "--nnodes" not in given or launch.nodes == "1"
     if dropped:
         what = f"{launch.path}: flags of torchrun"
         launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))

@@ -251,7 +251,9 @@ def _tasks_per_node(request: Request, nodes: int) -> int:
     tasks = request.tasks
     if "gpu" in tasks and "node" not in tasks and "task" not in request.gpus:
         return _per_node({"gpu": tasks["gpu"]}, request, nodes) or 1
-    return tasks.get("node") or ceil(tasks.get("job", 0) / nodes) or 1
+    of_job = ceil(tasks.get("job", 0) / nodes)
+    # With both, the number of the node is a maximum (sbatch(1), --ntasks-per-node).
+    return min(filter(None, (tasks.get("node"), of_job)), default=1)
 
 
 def _nodes_of_tasks(request: Request) -> int:
@@ -332,7 +334,17 @@ def _set_nodes(request: Request, launch: Launch) -> None:
                 "Slurm chose the number of nodes for the tasks; it is 1",
                 "set spec.nodes",
             )
-    settle_nodes(launch, draft.get("nodes"))
+    nodes = draft.get("nodes")
+    if request.is_step and launch.is_alone and nodes > 1:
+        draft.note(
+            launch.path,
+            f"torchrun trained on each of the {nodes} nodes by itself, without --nnodes or with "
+            "--standalone; a DDPJob is one training on all of them",
+            "a DDPJob of one node for each training",
+            is_first=True,
+        )
+        return
+    settle_nodes(launch, nodes)
 
 
 def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:

@@ -241,10 +241,14 @@ class Script:
         if not statement.is_readable:
             self._unreadable(statement, is_after=is_after)
             return
-        if ARRAY.fullmatch(statement.text):
+        is_array = ARRAY.fullmatch(statement.text) is not None
+        words = statement.words
+        if is_after and (is_array or is_assignment(words)):
+            self.drop(statement, AFTERWARDS)
+            return
+        if is_array:
             self.variables.assign_array(statement)
             return
-        words = statement.words
         if is_assignment(words):
             self.variables.assign_all(statement, words)
             return
@@ -372,6 +376,7 @@ class Script:
     def _add_to_setup(self, statement: Statement) -> None:
         """Add a line to the setup, with the folder and the variables of the shell before it."""
         self.setup += [*self.moves, *self.variables.with_definitions(statement.text)]
+        self.variables.has_setup = True
         self.moves = []
         # Of `a && training`, the script does not start the training after a failure either. A file
         # of the script is always written.

@@ -31,7 +31,12 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\})")
 
 # The other expansions of a shell: an argument, the number of its process, a part of a value.
-ONLY_A_SHELL = re.compile(r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])[^{}]*\}|\$[0-9@*#?!$-]|\$'")
+ONLY_A_SHELL = re.compile(
+    r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])(?:[^{}]|\{[^{}]*\})*\}|\$[0-9@*#?!$-]|\$'"
+)
+
+# An expansion with a space in it, such as `${NAME:+--flag $NAME}`.
+WITH_SPACES = re.compile(r"\$\{\w+[^{}\w](?:[^{}]|\{[^{}]*\})*\}")
 
 # `NAME=(…)` and `NAME+=(…)`, and where their elements are used.
 ARRAY = re.compile(
@@ -118,16 +123,18 @@ def read_shell(text: str) -> list[Statement]:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a command, without quotes. A command substitution is one word.
+    """Return the words of a command, without quotes.
 
-    Characters that quotes made literal are marked.
+    A command substitution is one word, and so is an expansion with a space in it. Characters made
+    literal by quotes are marked.
     """
     text = mark(text)
     spans: list[str] = []
     marked = ""
     index = 0
     while index < len(text):
-        end = _substitution_end(text, index)
+        expansion = WITH_SPACES.match(text, index)
+        end = expansion.end() if expansion else _substitution_end(text, index)
         if end > index:
             spans.append(text[index:end])
             marked += MARK

@@ -186,9 +186,17 @@ def _sources(template: Dict, trainer: Dict, path: str) -> dict[str, str]:
 
 
 def _merged(container: Dict, trainer: Dict) -> dict[str, Any]:
-    """Return a container with the variables of the TrainJob."""
-    found: dict[str, Any] = merge(container, {"env": trainer["env"]} if trainer.get("env") else {})
-    return found
+    """Return a container with the variables of the TrainJob, each in the place of the old one.
+
+    Kubernetes expands `$(NAME)` only for a variable before it.
+    """
+    if not trainer.get("env"):
+        return dict(container)
+    ours = require_objects(trainer["env"], "spec.trainer.env")
+    by_name = dict(zip(names_of(ours), ours, strict=True))
+    before = children(container, "env")
+    kept = [by_name.pop(name, one) for name, one in zip(names_of(before), before, strict=True)]
+    return {**container, "env": [*kept, *by_name.values()]}
 
 
 def _with_sources(text: str, sources: Mapping[str, str]) -> str:

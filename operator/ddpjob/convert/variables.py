@@ -40,6 +40,9 @@ SET_IN_BLOCK = re.compile(
 ONLY_A_SHELL = "only a shell knows the value"
 UNKNOWN_PART = "a variable in it has no known value"
 
+# Singularity sets a variable with this prefix in the container, without the prefix.
+OF_CONTAINER = re.compile(r"^(?:SINGULARITY|APPTAINER)ENV_(?=[A-Za-z_])")
+
 # A home folder, as a shell expands it in a value.
 HOME = re.compile(r"(?:^|[:=])~(?=[/:]|$)")
 NO_HOME = "only a shell expands ~"
@@ -57,6 +60,7 @@ class Variables:
       variable without a value yet.
     - `lost`: the values before a block that may change them.
     - `dropped`: the remarks on assignments, by the text of the line that sets the variable.
+    - `has_setup`: a line of the setup has been read.
     - `in_folder`: returns a text with the current folder as a path.
     """
 
@@ -69,6 +73,7 @@ class Variables:
     definitions: dict[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
+    has_setup: bool = False
     lost: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, list[Remark]] = field(default_factory=dict)
 
@@ -109,7 +114,7 @@ class Variables:
 
     def assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         """Read an assignment. A variable once exported stays so."""
-        found = assignment_of(word)
+        found = assignment_of(OF_CONTAINER.sub("", word))
         assert found is not None
         name = found.name
         self.awaited.pop(name, None)
@@ -127,6 +132,7 @@ class Variables:
         names = [one[1] or one[2] for one in VARIABLE.finditer(value)]
         if HOME.search(value):
             self.launch.draft.note(f"{where} {name}", NO_HOME, WRITE_PATH)
+        self._note_change(name, value, where)
         if is_exported and not names and not has_only_a_shell(value):
             self.launch.draft.add_variable(name, value, where)
             return
@@ -145,6 +151,15 @@ class Variables:
         else:
             remark = self.launch.draft.drop(f"{where} {name}", found.value, why, instead)
         self.dropped.setdefault(statement.text, []).append(remark)
+
+    def _note_change(self, name: str, value: str, where: str) -> None:
+        """Note a second value of a variable of the pods, if the setup ran with the first one."""
+        before = literals(self.launch.draft).get(name)
+        if self.has_setup and before not in (None, value):
+            why = (
+                f"lines of the setup had {quoted(before)}; a pod has one value for all of its life"
+            )
+            self.launch.draft.note(f"{where} {name}", why, f"set {name} in these lines")
 
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
