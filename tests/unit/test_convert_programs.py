@@ -9,7 +9,7 @@ from ddpjob.convert.programs import ACCELERATE_SWITCHES, DEEPSPEED_SWITCHES, spl
 @pytest.mark.parametrize(
     ("flags", "dropped"),
     [
-        ("--multi-gpu --num-processes 8", '["--multi-gpu", "--num-processes 8"]'),
+        ("--multi-gpu --main-process-port 8", '["--multi-gpu", "--main-process-port 8"]'),
         ("--enable_cpu_affinity --use_fsdp", '["--enable_cpu_affinity", "--use_fsdp"]'),
         ("--dynamo-use-fullgraph --rdzv_backend c10d", '"--rdzv_backend c10d"'),
         ("--a-new-switch", '["--a-new-switch"]'),

@@ -447,13 +447,13 @@ def test_quotes_in_a_variable_stay_in_the_text_of_a_shell():
 
 def test_exports_of_accelerate_are_joined():
     spec = spec_of("sbatch", "accelerate-exports.sbatch")
-    assert (spec["nodes"], spec["accelerator"]) == (2, "gpu")
+    assert (spec["nodes"], spec["nprocPerNode"], spec["accelerator"]) == (2, 4, "gpu")
     assert spec["args"] == [
         *("/opt/examples/finetune_nlp.py", "--mixed_precision", "bf16", "--workers", "32"),
         *("--save_to", "/opt/examples/saved"),
     ]
     comments = comments_of("sbatch", "accelerate-exports.sbatch")
-    assert '"--num_machines 2", "--num_processes 8"' in comments
+    assert '["--multi_gpu", "--main_process_ip $first_host"' in comments
     assert "scontrol show hostnames" in comments
 
 

@@ -212,6 +212,42 @@ def test_the_tasks_of_the_job_come_before_those_of_a_node(options, step, process
     assert spec["nprocPerNode"] == processes
 
 
+def test_tasks_that_are_not_equal_on_the_nodes_are_named():
+    _, comments = converted_script("#SBATCH --nodes=2", "srun -n 3 python a.py")
+    assert "Slurm started 3 tasks; 2 nodes with 2 processes each start 4" in comments
+
+
+def test_gpus_of_amd_are_named():
+    _, comments = converted_script("#SBATCH --gpus-per-node=mi250:8", "srun python a.py")
+    assert "amd.com/gpu" in comments
+
+
+def test_options_of_a_container_are_read():
+    container = "singularity exec --nv --overlay o.ext3:ro --env A=1,B=2 --pwd /w x.sif"
+    spec, comments = converted_script(f"srun {container} torchrun a.py")
+    assert spec["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
+    assert spec["podTemplate"]["spec"]["containers"][0]["workingDir"] == "/w"
+    assert "--overlay o.ext3:ro" in comments
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "processes"),
+    [
+        ("--num_processes 4", 1, 4),
+        ("--num_processes $((4 * SLURM_NNODES)) --num_machines $SLURM_NNODES", 2, 4),
+        ("--num_processes 3 --num_machines 2", 2, None),
+        ("--num_processes $N --num_machines 2", 2, None),
+    ],
+)
+def test_the_processes_of_accelerate_are_those_of_all_machines(flags, nodes, processes):
+    spec, comments = converted_script(
+        f"#SBATCH --nodes={nodes} --gres=gpu:8", f"srun accelerate launch {flags} a.py"
+    )
+    assert spec["nodes"] == nodes
+    assert spec.get("nprocPerNode") == processes
+    assert ("--num_processes" in comments) == (processes is None)
+
+
 @pytest.mark.parametrize("flags", ["", "--standalone", "--nnodes=1"])
 def test_a_training_of_each_node_is_named(flags):
     training = f"srun torchrun {flags} a.py"

@@ -52,6 +52,10 @@ DEEPSPEED_SWITCHES = (
 SWITCHES = {"accelerate": ACCELERATE_SWITCHES, "deepspeed": DEEPSPEED_SWITCHES}
 PROCESSES = ("--num_gpus", "--num_accelerators", "--nproc_per_node")
 
+# The numbers of accelerate: its processes are those of all machines together.
+ALL_PROCESSES = "--num_processes"
+MACHINES = "--num_machines"
+
 
 def split_prefix(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the options and arguments of a prefix such as timeout, and the command after them."""
@@ -109,6 +113,7 @@ def _launcher(launch: Launch, words: list[str]) -> None:
     rest = words[2:] if words[1:2] == ["launch"] else words[1:]
     is_module = False
     dropped: list[str] = []
+    counts: dict[str, str] = {}
     while rest and rest[0].startswith("-"):
         written, equals, value = rest.pop(0).partition("=")
         name = _with_underscores(written)
@@ -121,8 +126,11 @@ def _launcher(launch: Launch, words: list[str]) -> None:
             launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", value, launch.path)
         elif name in PROCESSES:
             set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {written}")
+        elif name in (ALL_PROCESSES, MACHINES):
+            counts[name] = launch.resolve(value)
         else:
             dropped.append(f"{written} {value}".strip())
+    _set_counts(launch, counts)
     if dropped:
         launch.draft.drop(
             f"{launch.path}: flags of {program}",
@@ -133,6 +141,26 @@ def _launcher(launch: Launch, words: list[str]) -> None:
         )
     launch.draft.note(launch.path, f"torchrun starts the script in place of {program}")
     set_args(launch, ["-m", *rest] if is_module else rest, program)
+
+
+def _set_counts(launch: Launch, counts: Mapping[str, str]) -> None:
+    """Set the nodes and the processes of each from the numbers of accelerate."""
+    machines, processes = counts.get(MACHINES, "1"), counts.get(ALL_PROCESSES, "")
+    path = f"{launch.path}: {ALL_PROCESSES}"
+    if MACHINES in counts and machines.isdecimal():
+        launch.nodes = machines
+    if not processes:
+        return
+    if not (processes.isdecimal() and machines.isdecimal()):
+        why = "it is the number of all nodes together, and is not known for one"
+        launch.draft.drop(path, processes, why, "set spec.nprocPerNode")
+        return
+    each, rest = divmod(int(processes), max(1, int(machines)))
+    if rest or not each:
+        why = f"they are no whole number for each of {machines} machines"
+        launch.draft.drop(path, processes, why, "set spec.nprocPerNode")
+    else:
+        set_processes(launch.draft, each, path)
 
 
 def _with_underscores(flag: str) -> str:

@@ -32,6 +32,13 @@ DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 # Words of a directive between the parts of a job.
 HETEROGENEOUS = ("hetjob", "packjob")
 
+# Options of singularity and apptainer with a value of their own.
+CONTAINER_WITH_VALUE = (
+    *("-B", "--bind", "--mount", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home"),
+    *("-o", "--overlay", "-W", "--workdir", "-S", "--scratch", "--fusemount", "--hostname"),
+    *("--dns", "--network", "--network-args", "--security", "--add-caps", "--drop-caps", "--app"),
+)
+
 # A word of a directive, with its quotes. A comment begins like a word.
 WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+""")
 
@@ -161,9 +168,15 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
         rest = words[2:]
         dropped = []
         while rest and rest[0].startswith("-"):
-            word = rest.pop(0)
-            with_value = "=" not in word and word in ("-B", "--bind", "--env", "--pwd", "-H")
-            dropped.append(f"{word} {rest.pop(0)}" if with_value and rest else word)
+            name, _, value = rest.pop(0).partition("=")
+            if not value and name in CONTAINER_WITH_VALUE and rest:
+                value = rest.pop(0)
+            if name == "--env":
+                _add_variables(launch, value)
+            elif name in ("--pwd", "--cwd"):
+                launch.draft.trainer["workingDir"] = launch.resolve(value)
+            else:
+                dropped.append(f"{name} {value}".strip())
         image = rest.pop(0) if rest else ""
         take_image(request, launch.resolve(image), f"{launch.path}: {words[0]}")
         if dropped:
@@ -171,6 +184,16 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
         read_command(launch, rest)
 
     return (("srun", srun), (CONTAINERS, container), *SHELL_PROGRAMS)
+
+
+def _add_variables(launch: Launch, text: str) -> None:
+    """Set the variables of the pods from `NAME=value,NAME=value`."""
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        if equals:
+            launch.draft.add_variable(name, launch.resolve(value), f"{launch.path}: --env")
+        else:
+            launch.draft.drop(f"{launch.path}: --env", pair, "it sets no value")
 
 
 def _without_unknown(launch: Launch, words: list[str]) -> list[str]:
@@ -349,7 +372,17 @@ def _set_nodes(request: Request, launch: Launch) -> None:
 
 def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:
     """Set the processes of each node from the tasks of srun."""
-    set_processes(request.draft, _tasks_per_node(request, nodes), "the tasks of srun")
+    each = _tasks_per_node(request, nodes)
+    set_processes(request.draft, each, "the tasks of srun")
+    total = request.tasks.get("job", nodes * each)
+    if total != nodes * each:
+        request.draft.note(
+            "--ntasks",
+            f"Slurm started {total} tasks; {nodes} nodes with {each} processes each start "
+            f"{nodes * each}",
+            "set spec.nodes and spec.nprocPerNode",
+            is_first=True,
+        )
     request.draft.note(
         launch.path,
         "torchrun starts the processes in place of srun, so SLURM_PROCID, SLURM_LOCALID and "

@@ -205,6 +205,8 @@ def _gpus(unit: str) -> Option:
             kind = [one for one in part.split(":")[:-1] if one != "gpu"]
             if kind:
                 why = "a pod asks for GPUs and not for a kind of them"
+                if kind[0].lower().startswith("mi"):
+                    why += "; those of AMD are amd.com/gpu in resources, not nvidia.com/gpu"
                 request.draft.drop(path, kind[0], why, PLACES)
         if counts:
             request.gpus[unit] = sum(counts)
