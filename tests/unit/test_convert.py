@@ -551,6 +551,24 @@ def test_a_variable_of_a_trainjob_stays_before_those_that_use_it():
     assert [one["value"] for one in spec["env"]] == ["2", "$(A)"]
 
 
+def test_python_of_a_trainjob_was_started_once_in_each_pod():
+    job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
+    trainer = {"image": "i", "command": ["python", "a.py"], "numProcPerNode": 4}
+    job["spec"]["trainer"] = trainer
+    found = convert(yaml.safe_dump(job))
+    assert found.document["spec"]["nprocPerNode"] == 4
+    assert "the Trainer started python once in each pod" in found.comments()
+
+
+def test_a_change_of_a_container_that_the_runtime_does_not_have_is_an_error():
+    job, runtime = map(load_yaml, (MANIFESTS / "trainjob/volcano.yaml").read_text().split("---\n"))
+    override = {"spec": {"containers": [{"name": "other", "env": []}]}}
+    job["spec"]["podTemplateOverrides"] = [override]
+    path = r"spec\.podTemplateOverrides\[0\]\.spec\.containers\[0\]\.name"
+    with pytest.raises(SpecError, match=f"{path}: the runtime has no container other"):
+        convert(yaml.safe_dump_all([job, runtime]))
+
+
 def test_without_a_command_the_training_is_in_the_args():
     job = load_yaml((MANIFESTS / "trainjob/no-runtime.yaml").read_text())
     job["spec"]["trainer"] = {"image": "i", "args": ["torchrun", "a.py", "$B"]}

@@ -222,6 +222,21 @@ def test_gpus_of_amd_are_named():
     assert "amd.com/gpu" in comments
 
 
+@pytest.mark.parametrize("line", ["singularity exec --nv x.sif", "env CUDA_VISIBLE_DEVICES=0"])
+def test_a_use_of_gpus_without_a_request_is_named(line):
+    training = f"srun {line} torchrun --nproc-per-node 2 a.py"
+    _, comments = converted_script(training)
+    assert "none of them requests GPUs" in comments.splitlines()[1]
+    _, comments = converted_script("#SBATCH --gres=gpu:2", training)
+    assert "none of them" not in comments
+    assert "--nv" not in comments
+
+
+def test_a_gpu_of_each_task_is_noted():
+    _, comments = converted_script("#SBATCH -n 2 --gpus-per-task=1", "srun python a.py")
+    assert "a task had only its own GPU" in comments
+
+
 def test_options_of_a_container_are_read():
     container = "singularity exec --nv --overlay o.ext3:ro --env A=1,B=2 --pwd /w x.sif"
     spec, comments = converted_script(f"srun {container} torchrun a.py")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ddpjob.convert.draft import Conversion, Draft
-from ddpjob.convert.launch import LAUNCH, Launch, read_command, set_processes
+from ddpjob.convert.launch import LAUNCH, Launch, literals, read_command, set_processes
 from ddpjob.convert.pods import choose_accelerator
 from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_processes
@@ -171,7 +171,9 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
             name, _, value = rest.pop(0).partition("=")
             if not value and name in CONTAINER_WITH_VALUE and rest:
                 value = rest.pop(0)
-            if name == "--env":
+            if name in ("--nv", "--rocm"):
+                request.uses_gpus = True
+            elif name == "--env":
                 _add_variables(launch, value)
             elif name in ("--pwd", "--cwd"):
                 launch.draft.trainer["workingDir"] = launch.resolve(value)
@@ -294,6 +296,13 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     gpus = _gpus_per_node(request, nodes)
     if gpus:
         resources.setdefault("limits", {})[GPU] = gpus
+    elif request.uses_gpus or "CUDA_VISIBLE_DEVICES" in literals(draft):
+        draft.note(
+            "the options of Slurm",
+            "none of them requests GPUs, which the script uses; the pods have none",
+            "set spec.accelerator to gpu, and their number in spec.resources.limits",
+            is_first=True,
+        )
     _remark_on_other_gpus(request, nodes, gpus)
     cpus = _per_node(request.cpus, request, nodes)
     if cpus:
@@ -374,6 +383,12 @@ def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:
     """Set the processes of each node from the tasks of srun."""
     each = _tasks_per_node(request, nodes)
     set_processes(request.draft, each, "the tasks of srun")
+    if "task" in request.gpus:
+        request.draft.note(
+            "--gpus-per-task",
+            "a task had only its own GPU, as cuda:0; in a pod each process has all of them",
+            "choose the one of LOCAL_RANK in the script",
+        )
     total = request.tasks.get("job", nodes * each)
     if total != nodes * each:
         request.draft.note(

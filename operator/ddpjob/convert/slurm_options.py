@@ -47,6 +47,7 @@ class Request:
 
     - `gpus`, `tasks`, `cpus`, `memory`: options of these names, by the unit of the count: `node`,
       `task`, `gpu`, `cpu` or `job`. `is_step`: srun starts the training, once for each task.
+      `uses_gpus`: the script uses GPUs, whatever the options request.
     - `name`: the name of the job as written.
     - `given`: the places and values of the options read before, by their name.
     """
@@ -59,6 +60,7 @@ class Request:
     image: str = ""
     image_path: str = ""
     is_step: bool = False
+    uses_gpus: bool = False
     name: str = ""
     given: dict[str, tuple[str, str]] = field(default_factory=dict)
 

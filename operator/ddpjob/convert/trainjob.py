@@ -4,8 +4,7 @@ A TrainJob has few fields itself. Its runtime has the rest, a JobSet with the te
 The runtime is merged with the job as the Trainer does, and the result is read as any pod template.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from ddpjob.convert.table import (
     read_fields,
     used,
 )
+from ddpjob.convert.trainer import NODE, sources_of, with_sources, with_trainer
 from ddpjob.core.api.merge import merge
 from ddpjob.core.api.readers import (
     Dict,
@@ -42,9 +42,6 @@ KIND = "TrainJob"
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
 
-# The name of the training job among the replicated jobs, and of its container. Older versions call
-# both `trainer`.
-NODE = "node"
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
@@ -75,23 +72,30 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
             "image, volumes and variables",
             "give its manifest with --runtime FILE",
         )
-    template = _patched(draft, template, spec)
+    template = _patched(draft, template, spec, _names_in(template) if runtime else ())
     trainer = child(spec, "trainer")
-    sources = _sources(template, trainer, path)
-    merged = _with_trainer(draft, template, trainer, path)
+    sources = sources_of(template, trainer, path)
+    merged = with_trainer(draft, template, trainer, path)
     of_runtime = len(draft.remarks)
     try:
         if not runtime:
             _require_command(draft, merged, path)
         launch = read_node(draft, merged, path, NODE)
     except SpecError as error:
-        raise SpecError(_with_sources(str(error), sources)) from error
+        raise SpecError(with_sources(str(error), sources)) from error
     draft.remarks[of_runtime:] = [
-        replace(one, path=_with_sources(one.path, sources), why=_with_sources(one.why, sources))
+        replace(one, path=with_sources(one.path, sources), why=with_sources(one.why, sources))
         for one in draft.remarks[of_runtime:]
     ]
     if draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
+    if launch.is_single and draft.get("nprocPerNode") not in (None, 1, "auto"):
+        draft.note(
+            launch.path,
+            "the Trainer started python once in each pod; torchrun starts it "
+            f"{draft.get('nprocPerNode')} times",
+            "set spec.nprocPerNode to 1, if the script starts its processes itself",
+        )
     return Conversion(name_of(document), draft.document(), tuple(draft.remarks))
 
 
@@ -132,80 +136,6 @@ SPEC: Table = {
 }
 
 
-# Fields of a container, each with its replacement among the fields of the trainer.
-REPLACED = {
-    "image": "image",
-    "command": "command",
-    "args": "args",
-    "resources": "resourcesPerNode",
-}
-
-
-def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dict:
-    """Return the template of a node with the TrainJob's values in its container."""
-    container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
-    ours = set(names_of(children(trainer, "env")))
-    for index, one in enumerate(children(container, "env")):
-        if one.get("name") in ours:
-            draft.drop(f"{where}.env[{index}]", dict(one), "spec.trainer.env has it too")
-    found = _merged(container, trainer)
-    # These are replaced as a whole.
-    for key, of_trainer in REPLACED.items():
-        if trainer.get(of_trainer):
-            found[key] = trainer[of_trainer]
-            if container.get(key) and container[key] != trainer[of_trainer]:
-                draft.drop(f"{where}.{key}", container[key], f"spec.trainer.{of_trainer} is set")
-    containers = [
-        found if one.get("name") == container.get("name") else one
-        for one in children(template["spec"], "containers")
-    ]
-    return {**template, "spec": {**template["spec"], "containers": containers}}
-
-
-def _sources(template: Dict, trainer: Dict, path: str) -> dict[str, str]:
-    """Return the fields of the TrainJob by the paths of their values in the merged template.
-
-    `template` is the one before the merge.
-    """
-    container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
-    fields = {
-        f"{where}.{key}": f"spec.trainer.{field}"
-        for key, field in REPLACED.items()
-        if trainer.get(field)
-    }
-    if trainer.get("args") and not (trainer.get("command") or container.get("command")):
-        fields[f"{where}.command"] = "spec.trainer.args"
-    if not container.get("env"):
-        return {**fields, f"{where}.env": "spec.trainer.env"}
-    # The variables of both places are in one list, merged by name.
-    ours = names_of(children(trainer, "env"))
-    for index, name in enumerate(names_of(children(_merged(container, trainer), "env"))):
-        if name in ours:
-            fields[f"{where}.env[{index}]"] = f"spec.trainer.env[{ours.index(name)}]"
-    return fields
-
-
-def _merged(container: Dict, trainer: Dict) -> dict[str, Any]:
-    """Return a container with the variables of the TrainJob, each in the place of the old one.
-
-    Kubernetes expands `$(NAME)` only for a variable before it.
-    """
-    if not trainer.get("env"):
-        return dict(container)
-    ours = require_objects(trainer["env"], "spec.trainer.env")
-    by_name = dict(zip(names_of(ours), ours, strict=True))
-    before = children(container, "env")
-    kept = [by_name.pop(name, one) for name, one in zip(names_of(before), before, strict=True)]
-    return {**container, "env": [*kept, *by_name.values()]}
-
-
-def _with_sources(text: str, sources: Mapping[str, str]) -> str:
-    """Return a text with the paths of the merged template as those of the TrainJob."""
-    for path, source in sources.items():
-        text = re.sub(rf"{re.escape(path)}(?!\w)", source, text)
-    return text
-
-
 def _require_command(draft: Draft, template: Dict, path: str) -> None:
     """Raise SpecError with advice if the command or the image is only in the runtime."""
     container, _ = find_trainer(template.get("spec"), f"{path}.spec", NODE)
@@ -224,8 +154,26 @@ def _require_command(draft: Draft, template: Dict, path: str) -> None:
 # Patches of the runtime
 
 
-def _patched(draft: Draft, template: Dict, spec: Dict) -> Dict:
-    """Return the template of a node with the patches of the TrainJob for it."""
+def _names_in(template: Dict) -> list[str]:
+    """Return the names of the containers of a template."""
+    return names_of(children(child(template, "spec"), "containers"))
+
+
+def _require_known(override: Dict, path: str, containers: Sequence[str]) -> None:
+    """Raise SpecError for a change of a container that the runtime does not have."""
+    for index, name in enumerate(_names_in(override)):
+        if containers and name not in containers:
+            raise SpecError(
+                f"{path}.spec.containers[{index}].name: the runtime has no container {name}, only "
+                f"{', '.join(containers)}; give the name of one of them"
+            )
+
+
+def _patched(draft: Draft, template: Dict, spec: Dict, containers: Sequence[str]) -> Dict:
+    """Return the template of a node with the patches of the TrainJob for it.
+
+    `containers` are those of the runtime, if it is known.
+    """
     for index, patch in enumerate(
         require_objects(spec.get("runtimePatches"), "spec.runtimePatches")
     ):
@@ -235,6 +183,7 @@ def _patched(draft: Draft, template: Dict, spec: Dict) -> Dict:
     for index, override in enumerate(overrides):
         path = f"spec.podTemplateOverrides[{index}]"
         if _is_for_node(draft, override, path):
+            _require_known(override, path, containers)
             rest = {key: value for key, value in override.items() if key != "targetJobs"}
             template = merge(template, rest)
     overrides = require_objects(spec.get("podSpecOverrides"), "spec.podSpecOverrides")
