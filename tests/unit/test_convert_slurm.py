@@ -245,22 +245,29 @@ def test_options_of_a_container_are_read():
     assert "--overlay o.ext3:ro" in comments
 
 
+def converted_accelerate(flags, nodes):
+    options = f"#SBATCH --nodes={nodes} --gres=gpu:8"
+    return converted_script(options, f"srun accelerate launch {flags} a.py")
+
+
 @pytest.mark.parametrize(
-    ("flags", "nodes", "processes"),
+    ("flags", "nodes"),
     [
-        ("--num_processes 4", 1, 4),
-        ("--num_processes $((4 * SLURM_NNODES)) --num_machines $SLURM_NNODES", 2, 4),
-        ("--num_processes 3 --num_machines 2", 2, None),
-        ("--num_processes $N --num_machines 2", 2, None),
+        ("--num_processes 4", 1),
+        ("--num_processes $((4 * SLURM_NNODES)) --num_machines $SLURM_NNODES", 2),
     ],
 )
-def test_the_processes_of_accelerate_are_those_of_all_machines(flags, nodes, processes):
-    spec, comments = converted_script(
-        f"#SBATCH --nodes={nodes} --gres=gpu:8", f"srun accelerate launch {flags} a.py"
-    )
-    assert spec["nodes"] == nodes
-    assert spec.get("nprocPerNode") == processes
-    assert ("--num_processes" in comments) == (processes is None)
+def test_the_processes_of_accelerate_are_those_of_all_machines(flags, nodes):
+    spec, comments = converted_accelerate(flags, nodes)
+    assert (spec["nodes"], spec["nprocPerNode"]) == (nodes, 4)
+    assert "--num_processes" not in comments
+
+
+@pytest.mark.parametrize("processes", ["3", "$N"])
+def test_processes_of_accelerate_without_a_number_for_each_node_are_named(processes):
+    spec, comments = converted_accelerate(f"--num_processes {processes} --num_machines 2", 2)
+    assert "nprocPerNode" not in spec
+    assert f'--num_processes: "{processes}": because' in comments
 
 
 @pytest.mark.parametrize("flags", ["", "--standalone", "--nnodes=1"])
