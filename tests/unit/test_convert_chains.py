@@ -230,7 +230,7 @@ def test_a_variable_of_every_pod_is_not_set_by_torchrun(name):
     text = f"make ${name}; torchrun a.py ${name}"
     _, comments = converted("sh", "-c", text, env=[{"name": "X", "value": f"/x:$({name})"}])
     assert f"{name} in setup" not in comments
-    assert f"{name} in args: nothing expands it; instead: read os.environ['{name}']" in comments
+    assert f'{name} in args: nothing expands it; instead: read os.environ["{name}"]' in comments
     assert f"nothing expands {name}; instead: write the whole value" in comments
     assert "torchrun sets it" not in comments
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ddpjob.convert import pytorchjob, sbatch, trainjob
 from ddpjob.convert.draft import Conversion, Remark
 from ddpjob.convert.marks import unmark
+from ddpjob.convert.runtime import RUNTIMES
 from ddpjob.convert.table import name_of
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
@@ -60,7 +61,7 @@ def _format(document: Dict) -> str:
 
 def _is_runtime(document: Dict) -> bool:
     is_of_trainer = document.get("apiVersion") == trainjob.API_VERSION
-    return is_of_trainer and document.get("kind") in trainjob.RUNTIMES
+    return is_of_trainer and document.get("kind") in RUNTIMES
 
 
 def _convert_script(text: str, image: str, name: str) -> Conversion:

@@ -5,33 +5,28 @@ import re
 from ddpjob.convert.draft import Draft
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import ONLY_A_SHELL, VARIABLE
-from ddpjob.core.api import launcher, names
+from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import children
-from ddpjob.core.api.variables import OF_EVERY_POD, OF_PROCESSES, OF_THE_API_SERVER
+from ddpjob.core.api.variables import (
+    NODE_INDEX,
+    OF_EVERY_POD,
+    OF_THE_API_SERVER,
+    SAME_IN_A_POD,
+    instead_of,
+    is_of_a_process,
+)
 
 # Parts of an argument that only a shell expands, beside plain variables. `$$` is of Kubernetes.
 ONLY_FOR_A_SHELL = re.compile(rf"`|\$\(+[^()]*[^\w.()-]|(?!\$\$)(?:{ONLY_A_SHELL.pattern})")
 NO_SHELL = ("no shell reads it", "write its value")
 
-# Variables of other launchers, and what a pod of a DDPJob has in their place.
-NODE_INDEX = "write $(DDP_NODE_INDEX) for the number of the node"
-SAME_IN_A_POD = {
-    "RANK": f"{NODE_INDEX}, or read os.environ['RANK'] in the script for that of the process",
-    "PET_NODE_RANK": NODE_INDEX,
-    "JOB_COMPLETION_INDEX": NODE_INDEX,
-    "SLURM_NODEID": NODE_INDEX,
-    "SLURM_JOB_ID": "write $(DDP_JOB_NAME) for the name of the job",
-    "SLURM_JOBID": "write $(DDP_JOB_NAME) for the name of the job",
-}
+# The variable of a PyTorchJob with the number of a pod. For torchrun it is that of a process.
+RANK = "RANK"
+
 # Variables of OF_PROCESSES that the image or the operator sets, so a setup has them too.
 BEFORE_TORCHRUN = (
     *("PATH", "HOSTNAME", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
 )
-SAME_IN_A_PROCESS = {
-    "SLURM_PROCID": "RANK",
-    "SLURM_LOCALID": "LOCAL_RANK",
-    "SLURM_NTASKS": "WORLD_SIZE",
-}
 
 
 def refer_to_variables(draft: Draft, path: str) -> None:
@@ -76,22 +71,16 @@ def _name(found: re.Match[str]) -> str:
 
 def _is_of_process(name: str) -> bool:
     """Return True for a variable set by a launcher and missing in a pod of a DDPJob."""
-    is_of_launcher = name.startswith((names.RESERVED_PREFIX, "SLURM_"))
-    return is_of_launcher or name in OF_PROCESSES or name in SAME_IN_A_POD
+    return is_of_a_process(name) or name.startswith("SLURM_") or name in SAME_IN_A_POD
 
 
 def _instead(draft: Draft, name: str) -> str:
     """Return advice on a variable without an expansion."""
-    if name in SAME_IN_A_POD:
-        return SAME_IN_A_POD[name]
-    if name in BEFORE_TORCHRUN:
-        return f"read os.environ[{name!r}] in the script"
-    if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
-        variable = SAME_IN_A_PROCESS.get(name, name)
-        return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
-    if draft.get("envFrom"):
+    if name == RANK:
+        return f'{NODE_INDEX}, or read os.environ["{name}"] in the script for that of the process'
+    if draft.get("envFrom") and not _is_of_process(name):
         return f"write $({name}) if a source of envFrom has it"
-    return f"set {name} in spec.env and write $({name})"
+    return instead_of(name)
 
 
 def settle_nodes(launch: Launch, nodes: int) -> None:

@@ -81,6 +81,7 @@ def _merged(container: Dict, trainer: Dict) -> dict[str, Any]:
 
 def with_sources(text: str, sources: Mapping[str, str]) -> str:
     """Return a text with the paths of the merged template as those of the TrainJob."""
-    for path, source in sources.items():
-        text = re.sub(rf"{re.escape(path)}(?!\w)", source, text)
+    # The path of a field comes before that of the object with it.
+    for path in sorted(sources, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.]){re.escape(path)}(?!\w)", sources[path], text)
     return text

@@ -24,6 +24,21 @@ OF_PROCESSES = {
     *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PATH", "HOSTNAME", "PYTHONPATH"),
 }
 
+# Variables of other launchers, and what a pod of a DDPJob has in their place.
+NODE_INDEX = "write $(DDP_NODE_INDEX) for the number of the node"
+SAME_IN_A_POD = {
+    "PET_NODE_RANK": NODE_INDEX,
+    "JOB_COMPLETION_INDEX": NODE_INDEX,
+    "SLURM_NODEID": NODE_INDEX,
+    "SLURM_JOB_ID": "write $(DDP_JOB_NAME) for the name of the job",
+    "SLURM_JOBID": "write $(DDP_JOB_NAME) for the name of the job",
+}
+SAME_IN_A_PROCESS = {
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+}
+
 
 def pod_variables(
     profile: profiles.Profile,
@@ -70,26 +85,28 @@ def variable_advice(
     if found:
         name = found.strip("${}")
         what = f"spec.args: {found} reaches the script as it is, since no shell reads args"
-        if (known is None or name in known) and not _is_of_a_process(name):
+        if (known is None or name in known) and not is_of_a_process(name):
             return f"{what}; write $({name})"
-        return f"{what}; {_instead(name)}"
+        return f"{what}; {instead_of(name)}"
     for name in launcher.references(args):
         is_known = known is None or name in known or name.startswith(OF_THE_API_SERVER)
         if not is_known:
-            return f"spec.args: $({name}) reaches the script as it is; {_instead(name)}"
+            return f"spec.args: $({name}) reaches the script as it is; {instead_of(name)}"
     return ""
 
 
-def _is_of_a_process(name: str) -> bool:
+def is_of_a_process(name: str) -> bool:
+    """Return True for a variable set by the image, the agent or torchrun."""
     return name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX)
 
 
-def _instead(name: str) -> str:
+def instead_of(name: str) -> str:
     """Return what to do about a variable unknown to Kubernetes."""
-    if _is_of_a_process(name):
-        return f'it exists only in the processes: read os.environ["{name}"] in the script'
-    if name.startswith("SLURM_"):
-        return "it exists only under Slurm: read RANK, LOCAL_RANK or WORLD_SIZE in the script"
+    if name in SAME_IN_A_POD:
+        return SAME_IN_A_POD[name]
+    if name in SAME_IN_A_PROCESS or is_of_a_process(name):
+        variable = SAME_IN_A_PROCESS.get(name, name)
+        return f'read os.environ["{variable}"] in the script: only the processes have it'
     if name == names.CHECKPOINT_VARIABLE:
         return f"set spec.checkpoint (--checkpoints CLAIM) and write $({name})"
     return f"set {name} in spec.env and write $({name})"
