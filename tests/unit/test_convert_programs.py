@@ -3,7 +3,10 @@
 import pytest
 from conversions import converted, converted_script
 
-from ddpjob.convert.programs import ACCELERATE_SWITCHES, DEEPSPEED_SWITCHES, split_prefix
+from ddpjob.convert.launchers import ACCELERATE_SWITCHES, DEEPSPEED_SWITCHES
+from ddpjob.convert.programs import split_prefix
+
+GPU = "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,89 @@ def test_a_value_of_deepspeed_is_not_the_script():
 def test_a_precision_with_hyphens_is_that_of_accelerate():
     spec, _ = converted("accelerate", "launch", "--mixed-precision", "bf16", "train.py")
     assert spec["env"] == [{"name": "ACCELERATE_MIXED_PRECISION", "value": "bf16"}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "processes"),
+    [
+        ("--include localhost:0,1", 2),
+        ("-i a:0,2,3@b:1,2,3", 3),
+        ("--include a:0,1@b:0", None),
+        ("--include a@b", None),
+        ("--num-gpus 4", 4),
+    ],
+)
+def test_the_processes_of_deepspeed_are_its_slots_on_each_node(flags, processes):
+    spec, _ = converted("deepspeed", *flags.split(), "a.py", resources={"limits": {GPU: 4}})
+    assert spec.get("nprocPerNode") == processes
+
+
+def test_deepspeed_gave_each_process_an_argument():
+    assert "the argument --local_rank" in converted("deepspeed", "a.py")[1]
+    assert "the argument" not in converted("deepspeed", "--no_local_rank", "a.py")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "starts"),
+    [
+        ("deepspeed a.py", "started deepspeed once"),
+        ("accelerate launch a.py", "started accelerate once"),
+        ("torchrun a.py", "started torchrun once"),
+        ("deepspeed --hostfile h a.py", ""),
+    ],
+)
+def test_without_srun_a_launcher_starts_on_one_node_unless_it_knows_the_others(command, starts):
+    _, comments = converted_script("#SBATCH --nodes=2", command)
+    assert starts in comments
+    assert ("once, on the first" in comments) == bool(starts)
+
+
+@pytest.mark.parametrize(
+    ("command", "trains_alone"),
+    [
+        ("accelerate launch a.py", "accelerate trained on each of the 2 nodes by itself"),
+        ("accelerate launch --num_machines 2 a.py", ""),
+        ("accelerate launch --config_file c.yaml a.py", ""),
+        ("deepspeed a.py", "deepspeed trained on each of the 2 nodes by itself"),
+        ("deepspeed --num_nodes 2 --no_ssh a.py", ""),
+    ],
+)
+def test_a_launcher_of_one_node_under_srun_trains_on_each_by_itself(command, trains_alone):
+    _, comments = converted_script("#SBATCH --nodes=2", f"srun {command}")
+    assert trains_alone in comments
+    assert ("by itself" in comments) == bool(trains_alone)
+
+
+def test_variables_of_torchrun_are_read_as_its_flags():
+    lines = ["export PET_NNODES=$SLURM_NNODES", "export PET_NPROC_PER_NODE=4", "PET_RDZV_ID=7"]
+    spec, comments = converted_script("#SBATCH --nodes=2", *lines, "srun torchrun a.py")
+    assert (spec["nodes"], spec["nprocPerNode"]) == (2, 4)
+    assert "by itself" not in comments
+    assert "dropped: the script: line 5 PET_RDZV_ID" in comments
+    assert "PET_NPROC_PER_NODE" not in comments
+
+
+def test_a_flag_of_torchrun_comes_before_its_variable():
+    env = [{"name": "PET_NPROC_PER_NODE", "value": "4"}, {"name": "PET_MAX_RESTARTS", "value": "3"}]
+    spec, comments = converted("torchrun", "--nproc-per-node=2", "a.py", env=env)
+    assert spec["nprocPerNode"] == 2
+    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert "env[0]" in comments
+    assert "env[1]" not in comments
+
+
+def test_variables_of_torchrun_have_no_use_for_python():
+    env = [{"name": "PET_NPROC_PER_NODE", "value": "4"}]
+    spec, comments = converted("python", "a.py", env=env)
+    assert "nprocPerNode" not in spec
+    assert "PET_NPROC_PER_NODE" in comments
+
+
+def test_options_of_a_container_also_come_before_exec():
+    command = "singularity -q -c s.conf exec -c --nv a.sif torchrun a.py"
+    spec, comments = converted_script(command)
+    assert spec["args"] == ["a.py"]
+    assert '["-q", "-c s.conf", "-c"]' in comments
 
 
 # Prefixes

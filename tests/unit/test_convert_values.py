@@ -228,3 +228,32 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
     spec, comments = converted_script("srun torchrun --role $(hostname): --start-method fork a.py")
     assert spec["torchrun"] == {"args": ["--start-method", "fork"]}
     assert '--role: "$(hostname):": because its value is not known' in comments
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ('"${B[*]}"', ["--name a b -x"]),
+        ('"${B[@]}"', ["--name", "a b", "-x"]),
+        ("${B[*]}", ["--name", "a b", "-x"]),
+        ('"${X:-"a b"}"', ["a b"]),
+        ("\"${X:-'a'}\"", ["'a'"]),
+        ('"pre${X:="a b"}post"', ["prea bpost"]),
+        ('${X:-"a b"}', ["a b"]),
+    ],
+)
+def test_quotes_keep_the_words_of_an_array_and_of_a_default_together(word, args):
+    _, found, _ = shell(f'B=(--name "a b" -x); torchrun a.py {word}')
+    assert found == ["a.py", *args]
+
+
+@pytest.mark.parametrize("word", ["$CMD", "$ONE", '"$CMD"', "'torchrun a.py --b \"1 2\"'"])
+def test_the_text_of_eval_is_the_training(word):
+    lines = ("CMD='torchrun a.py --b \"1 2\"'", "ONE=\"torchrun a.py --b '1 2'\"", f"eval {word}")
+    _, args, _ = shell("\n".join(lines))
+    assert args == ["a.py", "--b", "1 2"]
+
+
+def test_a_space_after_a_backslash_ends_the_command_and_is_an_error():
+    with pytest.raises(SpecError, match="line 2: a space after the backslash"):
+        converted_script("srun torchrun \\ ", "  a.py", "python other.py")

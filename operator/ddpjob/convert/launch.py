@@ -11,11 +11,14 @@ from functools import partial
 
 from ddpjob.convert.draft import Draft, require_integer
 from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
-from ddpjob.core.api import launcher
+from ddpjob.core.api import launcher, names
 from ddpjob.core.api.readers import SpecError, children, quoted
-from ddpjob.core.api.torchrun_flags import RENDEZVOUS, Flag, candidates, why_not
+from ddpjob.core.api.torchrun_flags import FLAGS, RENDEZVOUS, Flag, candidates, why_not
 
 REMOVE = "; remove it"
+
+# What to do without the argument for the local rank.
+NO_LOCAL_RANK = 'read os.environ["LOCAL_RANK"] in the script: torchrun sets it'
 
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
@@ -37,7 +40,8 @@ class Launch:
     - `is_in_script`: the command is in a script with other lines.
     - `uses_env`: the script reads LOCAL_RANK, and has no argument --local-rank.
     - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
-    - `is_alone`: the flags make each torchrun a training of its own.
+    - `is_alone`: the flags make each start of the program a training of its own.
+    - `program`: it starts the processes. `starts_others`: those of the other nodes too.
     """
 
     draft: Draft
@@ -49,6 +53,8 @@ class Launch:
     uses_env: bool = False
     nodes: str = ""
     is_alone: bool = False
+    program: str = "torchrun"
+    starts_others: bool = False
 
     def resolve(self, text: str) -> str:
         """Return a text with the variables replaced by their values in the job."""
@@ -131,11 +137,25 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
             dropped.append(" ".join([flag.name, value]).strip())
         else:
             FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
+    _read_variables(launch, given)
     launch.is_alone = "--standalone" in given or "--nnodes" not in given or launch.nodes == "1"
     if dropped:
         what = f"{launch.path}: flags of torchrun"
         launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
     set_args(launch, ["-m", *rest] if is_module else rest, "torchrun")
+
+
+def _read_variables(launch: Launch, given: set[str]) -> None:
+    """Read the variables that torchrun takes for flags, unless their flags are given."""
+    for flag in FLAGS:
+        name = names.RESERVED_PREFIX + flag.name[2:].replace("-", "_").upper()
+        found = launch.draft.of_torchrun.get(name)
+        if found is None or flag.name in given or flag.instead == RENDEZVOUS:
+            continue
+        value, remark = found
+        launch.draft.remarks.remove(remark)
+        given.add(flag.name)
+        FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -261,9 +281,8 @@ def _python(launch: Launch, words: list[str]) -> None:
         if module == "torch.distributed.launch" and not launch.uses_env:
             launch.draft.note(
                 launch.path,
-                "torch.distributed.launch gave each process the argument --local-rank; torchrun "
-                "sets the variable LOCAL_RANK",
-                "read os.environ['LOCAL_RANK'] in the script",
+                "torch.distributed.launch gave each process the argument --local-rank",
+                NO_LOCAL_RANK,
             )
         return
     if module == "accelerate.commands.launch":

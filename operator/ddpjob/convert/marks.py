@@ -7,8 +7,8 @@ the difference until the job is complete, after the quotes have gone.
 import re
 from typing import Any
 
-# An escaped character, or a text in quotes.
-QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+# An escaped character, or a text in quotes. A default in `"${NAME:-"default"}"` has its own quotes.
+QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|\$\{\w+:?[-=]"[^"{}]*"\}|[^"\\])*\"""", re.DOTALL)
 
 # Characters with a meaning for a shell outside of quotes.
 SPECIAL = "$`~*{<>"

@@ -1,17 +1,10 @@
-"""Read the programs before torchrun or python in a command: launchers, wrappers and prefixes."""
+"""Read the programs before torchrun or python in a command: wrappers and prefixes."""
 
 import re
 from collections.abc import Mapping, Sequence
 
-from ddpjob.convert.launch import (
-    LAUNCH,
-    SCRIPT,
-    Launch,
-    Reader,
-    read_command,
-    set_args,
-    set_processes,
-)
+from ddpjob.convert.launch import LAUNCH, SCRIPT, Launch, Reader, read_command
+from ddpjob.convert.launchers import read_launcher
 from ddpjob.core.api.readers import SpecError, quoted
 
 WRAPPERS = "uv|uvx|poetry|pipenv|conda|mamba|numactl|nsys"
@@ -34,27 +27,6 @@ PREFIXES: Mapping[str, tuple[Sequence[str], int]] = {
 
 # The seconds in a duration of timeout.
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-# Options without a value of `accelerate launch` (1.15) and deepspeed (0.19), and of older versions
-# of accelerate. Both write `_`; accelerate knows `-` too.
-ACCELERATE_SWITCHES = (
-    *("-h", "--help", "-q", "--quiet", "--cpu", "--multi_gpu", "--tpu", "--enable_cpu_affinity"),
-    *("--dynamo_use_fullgraph", "--dynamo_use_dynamic", "--dynamo_use_regional_compilation"),
-    *("--use_deepspeed", "--use_fsdp", "--use_parallelism_config", "--use_megatron_lm"),
-    *("--same_network", "-m", "--module", "--no_python", "--tpu_cluster", "--no_tpu_cluster"),
-    *("--tpu_use_sudo", "--downcast_bf16", "--fp8_use_autocast_during_eval", "--debug"),
-    *("--use_cpu", "--use_xpu", "--use_mps_device", "--mps", "--ipex", "--fp8"),
-)
-DEEPSPEED_SWITCHES = (
-    *("-h", "--help", "-q", "--quiet", "--module", "--no_python", "--no_local_rank", "--no_ssh"),
-    *("--no_ssh_check", "--force_multi", "--save_pid", "--bind_cores_to_rank"),
-)
-SWITCHES = {"accelerate": ACCELERATE_SWITCHES, "deepspeed": DEEPSPEED_SWITCHES}
-PROCESSES = ("--num_gpus", "--num_accelerators", "--nproc_per_node")
-
-# The numbers of accelerate: its processes are those of all machines together.
-ALL_PROCESSES = "--num_processes"
-MACHINES = "--num_machines"
 
 
 def split_prefix(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -107,67 +79,6 @@ def _drop_limit(launch: Launch, own: Sequence[str]) -> None:
     )
 
 
-def _launcher(launch: Launch, words: list[str]) -> None:
-    """Read `accelerate launch` or deepspeed: torchrun starts the script in its place."""
-    program = _name(words[0])
-    rest = words[2:] if words[1:2] == ["launch"] else words[1:]
-    is_module = False
-    dropped: list[str] = []
-    counts: dict[str, str] = {}
-    while rest and rest[0].startswith("-"):
-        written, equals, value = rest.pop(0).partition("=")
-        name = _with_underscores(written)
-        is_switch = bool(equals) or name in SWITCHES[program]
-        if not is_switch and rest and not SCRIPT.fullmatch(rest[0]):
-            value = rest.pop(0)
-        if name in ("-m", "--module"):
-            is_module = True
-        elif name == "--mixed_precision":
-            launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", value, launch.path)
-        elif name in PROCESSES:
-            set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {written}")
-        elif name in (ALL_PROCESSES, MACHINES):
-            counts[name] = launch.resolve(value)
-        else:
-            dropped.append(f"{written} {value}".strip())
-    _set_counts(launch, counts)
-    if dropped:
-        launch.draft.drop(
-            f"{launch.path}: flags of {program}",
-            dropped,
-            "torchrun starts the processes of a DDPJob, and the operator sets their number and how "
-            "they meet",
-            "give what concerns the training, such as DeepSpeed or FSDP, to the script",
-        )
-    launch.draft.note(launch.path, f"torchrun starts the script in place of {program}")
-    set_args(launch, ["-m", *rest] if is_module else rest, program)
-
-
-def _set_counts(launch: Launch, counts: Mapping[str, str]) -> None:
-    """Set the nodes and the processes of each from the numbers of accelerate."""
-    machines, processes = counts.get(MACHINES, "1"), counts.get(ALL_PROCESSES, "")
-    path = f"{launch.path}: {ALL_PROCESSES}"
-    if MACHINES in counts and machines.isdecimal():
-        launch.nodes = machines
-    if not processes:
-        return
-    if not (processes.isdecimal() and machines.isdecimal()):
-        why = "it is the number of all nodes together, and is not known for one"
-        launch.draft.drop(path, processes, why, "set spec.nprocPerNode")
-        return
-    each, rest = divmod(int(processes), max(1, int(machines)))
-    if rest or not each:
-        why = f"they are no whole number for each of {machines} machines"
-        launch.draft.drop(path, processes, why, "set spec.nprocPerNode")
-    else:
-        set_processes(launch.draft, each, path)
-
-
-def _with_underscores(flag: str) -> str:
-    """Return a flag in the way in which accelerate and deepspeed declare it."""
-    return f"--{flag[2:].replace('-', '_')}" if flag.startswith("--") else flag
-
-
 def _wrapper(launch: Launch, words: list[str]) -> None:
     """Read a program such as `uv run` before torchrun or python. It starts torchrun then."""
     starts = [word for word in words[1:] if LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word)]
@@ -185,7 +96,7 @@ def _wrapper(launch: Launch, words: list[str]) -> None:
 
 
 OTHER_PROGRAMS: Sequence[tuple[str, Reader]] = (
-    ("accelerate|deepspeed", _launcher),
+    ("accelerate|deepspeed", read_launcher),
     ("|".join(PREFIXES), _prefix),
     (WRAPPERS, _wrapper),
 )

@@ -32,7 +32,8 @@ DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 # Words of a directive between the parts of a job.
 HETEROGENEOUS = ("hetjob", "packjob")
 
-# Options of singularity and apptainer with a value of their own.
+# Options of singularity and apptainer with a value of their own: before `exec`, and after it.
+BEFORE_EXEC_WITH_VALUE = ("-c", "--config")
 CONTAINER_WITH_VALUE = (
     *("-B", "--bind", "--mount", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home"),
     *("-o", "--overlay", "-W", "--workdir", "-S", "--scratch", "--fusemount", "--hostname"),
@@ -164,12 +165,14 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
         request.is_step = True
         read_command(launch, rest)
 
-    def container(launch: Launch, words: list[str]) -> None:
-        rest = words[2:]
+    def options_of_container(
+        launch: Launch, rest: list[str], with_value: Sequence[str]
+    ) -> list[str]:
+        """Read the options at the beginning of words, and return the dropped ones."""
         dropped = []
         while rest and rest[0].startswith("-"):
             name, _, value = rest.pop(0).partition("=")
-            if not value and name in CONTAINER_WITH_VALUE and rest:
+            if not value and name in with_value and rest:
                 value = rest.pop(0)
             if name in ("--nv", "--rocm"):
                 request.uses_gpus = True
@@ -179,6 +182,13 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
                 launch.draft.trainer["workingDir"] = launch.resolve(value)
             else:
                 dropped.append(f"{name} {value}".strip())
+        return dropped
+
+    def container(launch: Launch, words: list[str]) -> None:
+        rest = words[1:]
+        dropped = options_of_container(launch, rest, BEFORE_EXEC_WITH_VALUE)
+        del rest[:1]  # exec or run
+        dropped += options_of_container(launch, rest, CONTAINER_WITH_VALUE)
         image = rest.pop(0) if rest else ""
         take_image(request, launch.resolve(image), f"{launch.path}: {words[0]}")
         if dropped:
@@ -325,7 +335,7 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
             "torchrun starts the processes of a node",
             "set spec.nprocPerNode",
         )
-    if nodes > 1 and not request.is_step:
+    if nodes > 1 and not request.is_step and not launch.starts_others:
         _note_one_start(draft, launch, nodes)
     settle_processes(launch, devices)
     refer_to_variables(draft, launch.path)
@@ -341,7 +351,7 @@ def _remark_on_other_gpus(request: Request, nodes: int, gpus: int) -> None:
 
 def _note_one_start(draft: Draft, launch: Launch, nodes: int) -> None:
     """Note that the script started its command on the first of several nodes."""
-    what = "one process" if launch.is_single else "torchrun once"
+    what = "one process" if launch.is_single else f"{launch.program} once"
     draft.note(
         launch.path,
         f"without srun, the script started {what}, on the first of {nodes} nodes; a DDPJob starts "
@@ -370,8 +380,8 @@ def _set_nodes(request: Request, launch: Launch) -> None:
     if request.is_step and launch.is_alone and nodes > 1:
         draft.note(
             launch.path,
-            f"torchrun trained on each of the {nodes} nodes by itself, without --nnodes or with "
-            "--standalone; a DDPJob is one training on all of them",
+            f"{launch.program} trained on each of the {nodes} nodes by itself, since its flags are "
+            "for one node; a DDPJob is one training on all of them",
             "a DDPJob of one node for each training",
             is_first=True,
         )

@@ -24,8 +24,8 @@ from ddpjob.convert.shell import (
     expand,
     expand_command,
     read_shell,
-    split_words,
     without_redirections,
+    words_of,
 )
 from ddpjob.convert.trainings import find_trainings, is_assignment, most_likely, rank_of
 from ddpjob.convert.variables import HOME, NO_HOME, WRITE_PATH, Variables
@@ -165,7 +165,7 @@ class Script:
             if at != position:
                 self._drop_part(statement, command)
         text = self._text(statement, position)
-        words, redirections = without_redirections(split_words(text))
+        words, redirections = without_redirections(words_of(text))
         for redirection in redirections:
             where = f"{self.launch.path}: line {statement.line}"
             reads = redirection.lstrip("0123456789").startswith("<")

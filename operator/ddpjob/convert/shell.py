@@ -30,6 +30,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 # $NAME, ${NAME}, ${NAME:-default} and ${NAME:=default}.
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\})")
 
+# ${NAME:-"default"}
+QUOTED_DEFAULT = re.compile(r'(\$\{\w+:?[-=])"([^"{}]*)"\}')
+
 # The other expansions of a shell: an argument, the number of its process, a part of a value.
 ONLY_A_SHELL = re.compile(
     r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])(?:[^{}]|\{[^{}]*\})*\}|\$[0-9@*#?!$-]|\$'"
@@ -42,7 +45,7 @@ WITH_SPACES = re.compile(r"\$\{\w+[^{}\w](?:[^{}]|\{[^{}]*\})*\}")
 ARRAY = re.compile(
     r"(?:(?:declare|typeset|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL
 )
-ELEMENTS = re.compile(rf"\"?\$\{{([A-Za-z_]\w*)\[[@*{MARKS[ord('*')]}]\]\}}\"?")
+ELEMENTS = re.compile(rf"\"?\$\{{([A-Za-z_]\w*)\[([@*{MARKS[ord('*')]}])\]\}}\"?")
 
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"
@@ -150,6 +153,21 @@ def split_words(text: str) -> list[str]:
     return [re.sub(MARK, lambda _: next(rest, ""), word) for word in words]
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of a command, of `eval` those of its text."""
+    words = split_words(text)
+    while words[:1] == ["eval"]:
+        words = split_words(" ".join(words[1:]))
+    return words
+
+
+def elements_in(found: re.Match[str], elements: str) -> str:
+    """Return the elements of an array as words, or as one word for `"${NAME[*]}"`."""
+    if not found[0].startswith('"') or found[2] == "@":
+        return elements
+    return f'"{_escaped(" ".join(split_words(elements)))}"'
+
+
 def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
     """Return words without redirections such as `> log` and `2>&1`, and the redirections."""
     kept: list[str] = []
@@ -194,12 +212,23 @@ def expand_known(text: str, values: Mapping[str, str]) -> str:
 def expand_command(text: str, values: Mapping[str, str]) -> str:
     """Return a command with variables replaced. A quote in a value ends no quoted text."""
     resolved = {name: expand(value, values) for name, value in values.items()}
-    in_quotes = {name: re.sub(r'(["\\])', r"\\\1", value) for name, value in resolved.items()}
+    in_quotes = {name: _escaped(value) for name, value in resolved.items()}
 
     def quoted_text(found: re.Match[str]) -> str:
-        return expand(found[0], in_quotes) if found[0][0] == '"' else found[0]
+        if found[0][0] != '"':
+            return found[0]
+        # Quotes around a default within quotes have no effect.
+        return expand(QUOTED_DEFAULT.sub(r"\1\2}", found[0]), in_quotes)
 
-    return expand(QUOTED.sub(quoted_text, mark(text)), values)
+    # `eval` reads quotes in a value.
+    for_eval = {name: _escaped(value, "\"'") for name, value in resolved.items()}
+    outside = for_eval if text.startswith("eval ") else values
+    return expand(QUOTED.sub(quoted_text, mark(text)), outside)
+
+
+def _escaped(text: str, quotes: str = '"') -> str:
+    """Return a text whose quotes mean themselves."""
+    return re.sub(rf"([{quotes}\\])", r"\\\1", text)
 
 
 def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Statement]:

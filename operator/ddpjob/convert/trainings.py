@@ -14,10 +14,11 @@ from ddpjob.convert.shell import (
     ELEMENTS,
     Statement,
     assignment_of,
+    elements_in,
     expand,
     expand_command,
-    split_words,
     without_redirections,
+    words_of,
 )
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import SpecError
@@ -64,6 +65,7 @@ def find_trainings(
     statements: Sequence[Statement], path: str, values: Mapping[str, str]
 ) -> list[Candidate]:
     """Return the statements with the highest rank. Raises SpecError if there are none."""
+    _require_whole(statements, path)
     known = dict(values)
     arrays: dict[str, str] = {}
     found = []
@@ -105,6 +107,16 @@ def _program(text: str) -> str:
     return ""
 
 
+def _require_whole(statements: Sequence[Statement], path: str) -> None:
+    """Raise SpecError for a training that ends at a backslash with a space after it."""
+    for one in statements:
+        if not one.is_readable and one.text.endswith("\\") and _mentions(one.text):
+            raise SpecError(
+                f"{path}: line {one.line}: a space after the backslash at the end of a line ends "
+                "the command there; remove the space"
+            )
+
+
 def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
     block = next((one for one in statements if not one.is_readable and _mentions(one.text)), None)
     if block:
@@ -119,7 +131,7 @@ def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
 
 
 def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
-    return ELEMENTS.sub(lambda found: arrays.get(found[1], ""), text)
+    return ELEMENTS.sub(lambda found: elements_in(found, arrays.get(found[1], "")), text)
 
 
 def _mentions(text: str) -> bool:
@@ -131,7 +143,7 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
 
     `values` are for the text of a shell in it.
     """
-    words, _ = without_redirections(split_words(text))
+    words, _ = without_redirections(words_of(text))
     while words and (ASSIGNMENT.fullmatch(words[0]) or is_prefix(words[0])):
         words = split_prefix(words)[1] if is_prefix(words[0]) else words[1:]
     if not words or NO_TRAINING.search(text):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ddpjob.convert.draft import Remark, reason_against_variable
+from ddpjob.convert.draft import Remark, is_of_torchrun
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
@@ -16,6 +16,7 @@ from ddpjob.convert.shell import (
     Assignment,
     Statement,
     assignment_of,
+    elements_in,
     expand,
     expand_known,
     has_only_a_shell,
@@ -120,9 +121,8 @@ class Variables:
         self.awaited.pop(name, None)
         where = f"{self.launch.path}: line {statement.line}"
         value = self._value(found)
-        reason = reason_against_variable(name)
-        if reason:
-            self.launch.draft.drop(f"{where} {name}", value, reason)
+        if is_of_torchrun(name):
+            self.launch.draft.drop_variable(name, value, f"{where} {name}", value)
             return
         in_pods = {str(one.get("name")) for one in children(self.launch.draft.spec, "env")}
         is_exported = is_exported or self.exports_all or name in {*self.exported, *in_pods}
@@ -197,7 +197,7 @@ class Variables:
         if found[1] not in self.arrays:
             self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
         self.unused.pop(found[1], None)
-        return self.arrays.get(found[1], "")
+        return elements_in(found, self.arrays.get(found[1], ""))
 
     def drop_unused(self) -> None:
         """Remark on arrays without a use, and on exports of variables without a value."""
