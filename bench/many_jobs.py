@@ -19,11 +19,10 @@ writes of the agent's ConfigMap.
 import argparse
 import multiprocessing
 import os
-import re
 import sys
 import time
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -39,10 +38,12 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.pod_context import Settings
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
 from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
 from play import Cluster, Operator, end  # noqa: E402
+
+from bench.metric_text import samples  # noqa: E402
 
 NAMESPACES = 20
 THREADS = 8
@@ -53,9 +54,9 @@ SETTLED = 60
 # Seconds of observation at rest: two of the minutes with a LIST of one object.
 OBSERVED = 120
 
-# Counters of the API server: a name, labels and a value in a line.
-METRIC = re.compile(r"^(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="([^"]*)"')
+REQUESTS = "apiserver_request_total"
+ANSWERS = "apiserver_response_sizes_sum"
+CPU = "process_cpu_seconds_total"
 
 # What an operator reads. The API server itself reads other kinds.
 READ = {"ddpjobs", "pods", "nodes"}
@@ -181,21 +182,19 @@ class Costs:
 
 def costs(server: ApiServer, operator: Operator) -> Costs:
     """Read the costs so far, from /proc and the metrics of the API server."""
-    totals: Counter[str] = Counter()
+    totals: defaultdict[str, float] = defaultdict(float)
     text = server.request("GET", "/metrics").body["message"]
-    for name, labels, value in METRIC.findall(text):
-        label = dict(LABEL.findall(labels))
-        is_read = label.get("verb") in ("GET", "LIST") and label.get("resource") in READ
-        if is_read and name == "apiserver_request_total":
-            totals["reads"] += float(value)
-        if is_read and name == "apiserver_response_sizes_sum":
-            totals["answered"] += float(value)
-        is_write = label.get("verb") in ("POST", "PUT", "PATCH", "APPLY")
-        if is_write and label.get("resource") == "configmaps" and name == "apiserver_request_total":
-            totals["config_maps"] += float(value)
+    for name, label, value in samples(text, REQUESTS, ANSWERS, CPU):
+        verb, resource = label.get("verb"), label.get("resource")
+        is_write = verb in ("POST", "PUT", "PATCH", "APPLY")
+        if name == CPU:
+            totals["server"] += value
+        elif verb in ("GET", "LIST") and resource in READ:
+            totals["reads" if name == REQUESTS else "answered"] += value
+        elif is_write and resource == "configmaps" and name == REQUESTS:
+            totals["config_maps"] += value
     own = cpu_seconds(operator.process.pid)
-    servers = float(re.findall(r"^process_cpu_seconds_total (\S+)$", text, re.MULTILINE)[0])
-    return Costs(own, servers, totals["reads"], totals["answered"], totals["config_maps"])
+    return Costs(own, totals["server"], totals["reads"], totals["answered"], totals["config_maps"])
 
 
 def cpu_seconds(process: int) -> float:

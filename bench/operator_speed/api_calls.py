@@ -1,15 +1,14 @@
 """Count the requests to the API server and tell the controllers' own from others.
 
-The API server counts requests in its metric apiserver_request_total. The metric does not name the
-caller, so callers are told apart by resource: some resources are used only by the creator of the
-pods.
+The API server counts requests in a metric. The metric does not name the caller, so callers are told
+apart by resource: some resources are used only by the creator of the pods.
 """
 
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
 
+from bench.metric_text import samples
 from ddpjob.core.api import names
 
 from .client import Client
@@ -17,8 +16,7 @@ from .client import Client
 # The metric's labels for telling callers apart: verb, group, resource and subresource.
 Call = tuple[str, str, str, str]
 
-METRIC = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="([^"]*)"')
+REQUESTS = "apiserver_request_total"
 
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 READS = ("GET", "LIST")
@@ -52,10 +50,9 @@ WRITTEN_WHEN_QUIET = ("leases", "nodes")
 def count_calls(client: Client) -> Counter[Call]:
     """Return the number of requests so far of each kind."""
     counts: Counter[Call] = Counter()
-    for labels, value in METRIC.findall(client.text("GET", "/metrics")):
-        label = dict(LABEL.findall(labels))
+    for _, label, value in samples(client.text("GET", "/metrics"), REQUESTS):
         call = (label["verb"], label["group"], label["resource"], label["subresource"])
-        counts[call] += round(float(value))
+        counts[call] += round(value)
     return counts
 
 

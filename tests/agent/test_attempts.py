@@ -162,13 +162,19 @@ def test_of_two_assignments_in_a_row_only_the_newest_runs_in_the_end(pod):
     assert "OVERLAP" not in found.log
 
 
-def test_an_assignment_that_comes_while_the_last_attempt_is_ended_is_not_lost(pod):
+def ends_slowly(pod):
+    """Return a pod that has got attempt 1 while a torchrun without SIGTERM runs attempt 0."""
     found = pod(WORKS)
     found.assign(0, flags=["--ranks=1", "--ignore-sigterm"], grace=1.0)
     found.start()
     found.wait_for("works in attempt 0")
     found.assign(1, grace=1.0)
     found.wait_for("torchrun ignores SIGTERM")
+    return found
+
+
+def test_an_assignment_that_comes_while_the_last_attempt_is_ended_is_not_lost(pod):
+    found = ends_slowly(pod)
     found.assign(2)
     found.wait_for("works in attempt 2")
     assert "attempt 1 begins" not in found.log
@@ -305,12 +311,7 @@ while True:
 
 
 def test_a_pod_that_is_deleted_begins_no_attempt(pod):
-    found = pod(WORKS)
-    found.assign(0, flags=["--ranks=1", "--ignore-sigterm"], grace=1.0)
-    found.start()
-    found.wait_for("works in attempt 0")
-    found.assign(1, grace=1.0)
-    found.wait_for("torchrun ignores SIGTERM")
+    found = ends_slowly(pod)
     found.terminate()
     assert found.end() != 0
     assert found.report["cause"] == "Stopped"

@@ -168,6 +168,15 @@ def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod, port):
     assert report["exception"] == "wrong use"
 
 
+def end_after_a_rank(found):
+    """Let a pod of two ranks end by one of them, after the other has ended."""
+    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
+    found.start()
+    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"])
+    (found.folder / "script.py.ready").touch()
+    assert found.end() == 1
+
+
 def test_a_rank_that_ended_too_early_is_named_by_the_one_that_lost_it(pod, port):
     script = f"""
 import os, time
@@ -177,11 +186,7 @@ while os.environ["RANK"] == "1":
     time.sleep(0.02)
 """
     found = pod(script, port=port)
-    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
-    found.start()
-    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"])
-    (found.folder / "script.py.ready").touch()
-    assert found.end() == 1
+    end_after_a_rank(found)
     report = found.report
     assert (report["cause"], report["rank"], report["exitCode"]) == ("EndedEarly", 0, 0)
     assert report["exception"].startswith(
@@ -208,11 +213,7 @@ raise {error}
 def test_an_exception_of_its_own_is_the_cause_also_if_a_peer_has_ended_before(pod, port):
     script = ONE_ENDS_WELL.format(rank_0="", rank_1="wait(ready)", error="ValueError('bad')")
     found = pod(script, port=port)
-    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
-    found.start()
-    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"])
-    (found.folder / "script.py.ready").touch()
-    assert found.end() == 1
+    end_after_a_rank(found)
     assert found.report["exception"] == "ValueError: bad"
 
 

@@ -513,6 +513,11 @@ def follower_summary(rank=0, when=NOW):
     return torchrun_summary(rank, 1, FOLLOWER_ERROR, when)
 
 
+# The message of a pod with a rank that failed by itself, and of one that lost its peer.
+FAILURE = torchrun_summary(rank=1)
+FOLLOWER = follower_summary(rank=0)
+
+
 def slow_rank_summary(rank=1, when=NOW):
     """Return the summary of a rank that waited too long for rank 0."""
     error = (

@@ -291,7 +291,7 @@ def test_flags_of_torchrun_are_named_if_they_are_dropped():
 
 def test_another_number_of_nodes_in_a_flag_is_named():
     _, comments = converted("torchrun", "--nnodes=8", "a.py")
-    assert "--nnodes: 8: because the manifest has 2 nodes" in comments
+    assert "the nodes in the flags of torchrun: 8: because the manifest has 2" in comments
 
 
 def test_one_process_stays_one_process():
@@ -630,7 +630,7 @@ def test_arrays_of_bash_are_the_words_of_the_command():
     assert spec["args"] == ["./train.py", "--epochs", "3", "--name", "a  b", "--lr", "0.1"]
     comments = comments_of("sbatch", "arrays.sbatch")
     # What a condition sets, and what another program makes, is only known to a shell.
-    assert '"\\"${CONTAINER[@]}\\"": because only a shell knows the value' in comments
+    assert '"${CONTAINER[@]}": because only a shell knows the value' in comments
     assert "scontrol show hostnames" in comments
     assert "declare -a CONTAINER" in comments
 

@@ -82,3 +82,35 @@ def test_a_field_in_the_wrong_place_of_a_patch_is_unknown():
     _, comments = converted(podTemplateOverrides=[{"tolerations": [{"key": "a"}]}])
     assert "spec.podTemplateOverrides[0].tolerations: [" in comments
     assert "because it is an unknown field" in comments
+
+
+def test_variables_keep_their_places_when_a_patch_moves_them():
+    job, runtime = map(yaml.safe_load, VOLCANO.read_text().split("---\n"))
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "A", "value": "1"}, {"name": "RANK", "value": "0"}]
+    patches = [
+        {"spec": {"containers": [{"name": "node", "env": env}]}}
+        for env in (
+            [{"name": "A", "value": "2"}, {"name": "WORLD_SIZE", "value": "2"}],
+            [{"name": "A", "value": "3"}],
+        )
+    ]
+    job["spec"]["podTemplateOverrides"] = patches
+    comments = convert(yaml.safe_dump_all([job, runtime])).comments()
+    assert 'template.spec.containers[0].env[1]: {"name": "RANK"' in comments
+    place = "spec.podTemplateOverrides[0].spec.containers[0].env[1]"
+    assert f'dropped: {place}: {{"name": "WORLD_SIZE"' in comments
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"spec": {"initContainers": [{"name": "zz"}]}}, "spec.initContainers[0].name"),
+        ({"targetJobs": [{"name": "nod"}]}, "targetJobs[0].name: the runtime has no job nod"),
+    ],
+)
+def test_a_patch_of_something_unknown_is_an_error(override, message):
+    with pytest.raises(SpecError) as caught:
+        converted(podTemplateOverrides=[override])
+    assert f"spec.podTemplateOverrides[0].{message}" in str(caught.value)

@@ -48,6 +48,7 @@ def test_a_precision_with_hyphens_is_that_of_accelerate():
     [
         ("--include localhost:0,1", 2),
         ("-i a:0,2,3@b:1,2,3", 3),
+        ("--include a:0,1@a:2,3", 4),
         ("--include a:0,1@b:0", None),
         ("--include a@b", None),
         ("--num-gpus 4", 4),
@@ -69,7 +70,12 @@ def test_deepspeed_gave_each_process_an_argument():
         ("deepspeed a.py", "started deepspeed once"),
         ("accelerate launch a.py", "started accelerate once"),
         ("torchrun a.py", "started torchrun once"),
+        ("deepspeed --hostfile h --no_ssh a.py", "started deepspeed once"),
         ("deepspeed --hostfile h a.py", ""),
+        ("deepspeed --num_nodes 2 a.py", ""),
+        ("deepspeed --include a:0@b:1 a.py", ""),
+        ("accelerate launch --num_machines 2 a.py", "started accelerate once"),
+        ("accelerate launch --use_deepspeed --deepspeed_hostfile h a.py", ""),
     ],
 )
 def test_without_srun_a_launcher_starts_on_one_node_unless_it_knows_the_others(command, starts):
@@ -83,6 +89,7 @@ def test_without_srun_a_launcher_starts_on_one_node_unless_it_knows_the_others(c
     [
         ("accelerate launch a.py", "accelerate trained on each of the 2 nodes by itself"),
         ("accelerate launch --num_machines 2 a.py", ""),
+        ("accelerate launch --num_machines $N a.py", ""),
         ("accelerate launch --config_file c.yaml a.py", ""),
         ("deepspeed a.py", "deepspeed trained on each of the 2 nodes by itself"),
         ("deepspeed --num_nodes 2 --no_ssh a.py", ""),
@@ -95,28 +102,57 @@ def test_a_launcher_of_one_node_under_srun_trains_on_each_by_itself(command, tra
 
 
 def test_variables_of_torchrun_are_read_as_its_flags():
-    lines = ["export PET_NNODES=$SLURM_NNODES", "export PET_NPROC_PER_NODE=4", "PET_RDZV_ID=7"]
-    spec, comments = converted_script("#SBATCH --nodes=2", *lines, "srun torchrun a.py")
-    assert (spec["nodes"], spec["nprocPerNode"]) == (2, 4)
+    lines = ["export PET_NNODES=$SLURM_NNODES", "export PET_RDZV_ID=7", "PET_NPROC_PER_NODE=4"]
+    command = "PET_MODULE=1 PET_NO_PYTHON=0 srun torchrun a"
+    spec, comments = converted_script(
+        "#SBATCH --nodes=2", *lines, "export PET_NPROC_PER_NODE", command
+    )
+    assert (spec["nodes"], spec["nprocPerNode"], spec["args"]) == (2, 4, ["-m", "a"])
+    assert "torchrun" not in spec
     assert "by itself" not in comments
-    assert "dropped: the script: line 5 PET_RDZV_ID" in comments
-    assert "PET_NPROC_PER_NODE" not in comments
+    assert "note: the script: line 3 PET_NNODES: torchrun took it for its flag --nnodes" in comments
+    assert 'flags of torchrun: ["--rdzv-id 7"]' in comments
+
+
+@pytest.mark.parametrize(
+    ("lines", "remark"),
+    [
+        # torchrun does not get it.
+        (["PET_NPROC_PER_NODE=4"], ""),
+        (["export PET_NPROC_PER_NODE=4", "unset PET_NPROC_PER_NODE"], "line 2 PET_NPROC_PER_NODE"),
+        (
+            ["export PET_NPROC_PER_NODE=$(nproc)"],
+            'PET_NPROC_PER_NODE: "$(nproc)": because torchrun',
+        ),
+    ],
+)
+def test_a_variable_without_a_value_for_torchrun_is_no_flag(lines, remark):
+    spec, comments = converted_script(*lines, "srun torchrun a.py")
+    assert "nprocPerNode" not in spec
+    assert remark in comments
 
 
 def test_a_flag_of_torchrun_comes_before_its_variable():
-    env = [{"name": "PET_NPROC_PER_NODE", "value": "4"}, {"name": "PET_MAX_RESTARTS", "value": "3"}]
-    spec, comments = converted("torchrun", "--nproc-per-node=2", "a.py", env=env)
+    spec, comments = converted_script(
+        "export PET_NPROC_PER_NODE=4", "torchrun --nproc-per-node=2 a.py"
+    )
     assert spec["nprocPerNode"] == 2
-    assert spec["failurePolicy"]["maxRestarts"] == 3
-    assert "env[0]" in comments
-    assert "env[1]" not in comments
+    assert 'dropped: the script: line 2 PET_NPROC_PER_NODE: "4"' in comments
 
 
 def test_variables_of_torchrun_have_no_use_for_python():
-    env = [{"name": "PET_NPROC_PER_NODE", "value": "4"}]
-    spec, comments = converted("python", "a.py", env=env)
-    assert "nprocPerNode" not in spec
-    assert "PET_NPROC_PER_NODE" in comments
+    spec, comments = converted_script("export PET_NPROC_PER_NODE=4", "srun python a.py")
+    assert spec["nprocPerNode"] == 1
+    assert "dropped: the script: line 2 PET_NPROC_PER_NODE" in comments
+
+
+@pytest.mark.parametrize("value", [{"value": "8"}, {"valueFrom": {"fieldRef": {"fieldPath": "x"}}}])
+def test_a_variable_of_torchrun_in_a_pod_is_that_of_the_other_operator(value):
+    # The operator of a PyTorchJob adds its own ones after those of the user.
+    env = [{"name": name, **value} for name in ("PET_NPROC_PER_NODE", "PET_MAX_RESTARTS")]
+    spec, comments = converted("torchrun", "a.py", env=env, spec={"nprocPerNode": "4"})
+    assert spec["nprocPerNode"] == 4
+    assert comments.count("because torchrun takes it for a flag") == 2
 
 
 def test_options_of_a_container_also_come_before_exec():

@@ -235,7 +235,10 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
     [
         ('"${B[*]}"', ["--name a b -x"]),
         ('"${B[@]}"', ["--name", "a b", "-x"]),
-        ("${B[*]}", ["--name", "a b", "-x"]),
+        ("${B[*]}", ["--name", "a", "b", "-x"]),
+        ("${B[@]}", ["--name", "a", "b", "-x"]),
+        ('"${B[*]} y"', ["--name a b -x y"]),
+        ('"y ${B[*]}" z', ["y --name a b -x", "z"]),
         ('"${X:-"a b"}"', ["a b"]),
         ("\"${X:-'a'}\"", ["'a'"]),
         ('"pre${X:="a b"}post"', ["prea bpost"]),
@@ -257,3 +260,44 @@ def test_the_text_of_eval_is_the_training(word):
 def test_a_space_after_a_backslash_ends_the_command_and_is_an_error():
     with pytest.raises(SpecError, match="line 2: a space after the backslash"):
         converted_script("srun torchrun \\ ", "  a.py", "python other.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "args", "remark"),
+    [
+        ("eval $CMD", ["a.py", "--n", "4"], '"tee log"'),
+        ('eval "$CMD"', ["a.py", "--n", "4"], '"tee log"'),
+        ('eval "cd /x && torchrun a.py"', ["a.py"], ""),
+        ("time eval torchrun a.py", ["a.py"], ""),
+        ('eval "$(conda hook)"; torchrun a.py', ["a.py"], ""),
+    ],
+)
+def test_eval_reads_its_words_as_a_shell_does(line, args, remark):
+    lines = ("N=4", "CMD='torchrun a.py --n $N 2>&1 | tee log'", line)
+    _, found, comments = shell("\n".join(lines))
+    assert found == args
+    assert remark in comments
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('export X="${X:-"/d"}"', "/d"),
+        ('export X=${X:-"/d"}', "/d"),
+        ('A=(b "c d"); export X="${A[*]}"', "b c d"),
+        ('A=(b "c d"); export X="<${A[@]}>"', "<b c d>"),
+    ],
+)
+def test_the_value_of_an_export_has_no_quotes_of_the_shell(line, value):
+    env, _, _ = shell(f"{line}; torchrun a.py")
+    assert env == {"X": value}
+
+
+def test_a_variable_of_torchrun_has_its_value_in_the_script():
+    spec, _ = converted_script("WORLD_SIZE=8", "srun torchrun --nproc_per_node=$WORLD_SIZE a.py")
+    assert spec["nprocPerNode"] == 8
+
+
+def test_a_backslash_at_the_end_of_a_script_has_no_effect():
+    _, args, _ = shell("torchrun a.py --x \\")
+    assert args == ["a.py", "--x"]

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    FAILURE,
+    FOLLOWER,
     NOW,
     WHAT_TO_DO,
     a_finished_job,
@@ -20,7 +22,6 @@ from builders import (
     ended,
     evicted,
     failed,
-    follower_summary,
     observation,
     oom_killed,
     plan_for,
@@ -44,10 +45,6 @@ from ddpjob.core.api.status import Status, is_transition
 from ddpjob.core.decide.rules import RULES, decide
 from ddpjob.core.observe.observation import Refusal
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event
-
-# The message of a pod with a rank that failed by itself, and of one that lost its peer.
-FAILURE = torchrun_summary(rank=1)
-FOLLOWER = follower_summary(rank=0)
 
 
 def nothing_changes(plan):

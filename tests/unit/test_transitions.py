@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    FAILURE,
+    FOLLOWER,
     NOW,
     WHAT_TO_DO,
     a_job,
@@ -16,7 +18,6 @@ from builders import (
     condition,
     deleted_pods,
     failed,
-    follower_summary,
     plan_for,
     rejected_by_kubelet,
     running,
@@ -32,10 +33,6 @@ from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
-
-# The message of a pod with a rank that failed by itself, and of one that lost its peer.
-FAILURE = torchrun_summary(rank=1)
-FOLLOWER = follower_summary(rank=0)
 
 ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
 ONE_FAILED = (a_pod(0, running()), a_pod(1, failed(FAILURE)))

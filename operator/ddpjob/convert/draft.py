@@ -72,7 +72,6 @@ class Draft:
     - `pod` and `trainer`: the fields of `podTemplate.spec` and of its container `trainer`.
     - `sources`: the path of the original value, for each field of the spec.
     - `defaults`: fields of the spec with a value that a later one replaces.
-    - `of_torchrun`: variables with the value of a flag of torchrun, each with its remark.
     """
 
     spec: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +82,6 @@ class Draft:
     remarks: list[Remark] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     defaults: set[str] = field(default_factory=set)
-    of_torchrun: dict[str, tuple[str, Remark]] = field(default_factory=dict)
 
     @classmethod
     def with_image(cls, image: str) -> "Draft":
@@ -135,18 +133,13 @@ class Draft:
 
     def add_variable(self, name: str, value: str, path: str) -> None:
         """Set a variable of the pods, or drop one set by torchrun for each process."""
-        if is_of_torchrun(name):
-            self.drop_variable(name, value, f"{path} {name}", value)
+        reason = reason_against_variable(name)
+        if reason:
+            self.drop(f"{path} {name}", value, reason)
             return
         env = self.spec.setdefault("env", [])
         env[:] = [item for item in env if item.get("name") != name]
         env.append({"name": name, "value": value})
-
-    def drop_variable(self, name: str, value: str, path: str, written: Any) -> None:
-        """Remark on a variable set by torchrun, which is `written` so in the manifest."""
-        remark = self.drop(path, written, "torchrun sets it for each process")
-        if name.startswith(names.RESERVED_PREFIX):
-            self.of_torchrun[name] = (value, remark)
 
     def remove_variable(self, name: str) -> str | None:
         """Remove a variable of the pods, and return its value; None if they do not have it."""
@@ -198,9 +191,13 @@ class Draft:
         return {**pod, "containers": containers} if containers else pod
 
 
-def is_of_torchrun(name: str) -> bool:
-    """Return True for a variable set by torchrun for each process. A pod must not have it."""
-    return name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX)
+def reason_against_variable(name: str) -> str:
+    """Return why a pod must not have a variable, or an empty string."""
+    if name in names.RESERVED_VARIABLES:
+        return "torchrun sets it for each process"
+    if name.startswith(names.RESERVED_PREFIX):
+        return "torchrun takes it for a flag, and the operator gives the flags"
+    return ""
 
 
 def printed(value: Any) -> str:

@@ -9,13 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ddpjob.convert.draft import Draft, require_integer
+from ddpjob.convert.draft import Draft, Remark, require_integer
 from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
-from ddpjob.core.api import launcher, names
+from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import SpecError, children, quoted
 from ddpjob.core.api.torchrun_flags import FLAGS, RENDEZVOUS, Flag, candidates, why_not
 
 REMOVE = "; remove it"
+
+# The flag of torchrun for a module in place of a script.
+MODULE = "--module"
+
+# What to do in place of a number of nodes that changes by itself.
+BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 
 # What to do without the argument for the local rank.
 NO_LOCAL_RANK = 'read os.environ["LOCAL_RANK"] in the script: torchrun sets it'
@@ -39,9 +45,11 @@ class Launch:
     - `is_single`: python started one process per pod, without torchrun.
     - `is_in_script`: the command is in a script with other lines.
     - `uses_env`: the script reads LOCAL_RANK, and has no argument --local-rank.
-    - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
-    - `is_alone`: the flags make each start of the program a training of its own.
-    - `program`: it starts the processes. `starts_others`: those of the other nodes too.
+    - `program`: the name of the program that started the processes.
+    - `nodes`: the number of nodes in its flags; empty if it is not known.
+    - `is_alone`: its flags make each start of it a training of its own.
+    - `starts_others`: it also started itself on the other nodes.
+    - `of_torchrun`: exported variables that torchrun takes for flags, each with its remark.
     """
 
     draft: Draft
@@ -55,6 +63,7 @@ class Launch:
     is_alone: bool = False
     program: str = "torchrun"
     starts_others: bool = False
+    of_torchrun: dict[str, tuple[str, Remark]] = field(default_factory=dict)
 
     def resolve(self, text: str) -> str:
         """Return a text with the variables replaced by their values in the job."""
@@ -117,9 +126,25 @@ def _torchrun(launch: Launch, words: list[str]) -> None:
 def _after_torchrun(launch: Launch, words: list[str]) -> None:
     """Read the flags of torchrun, the script and its arguments."""
     rest = list(words)
-    is_module = False
-    dropped: list[str] = []
-    given: set[str] = set()
+    flags = _take_flags(launch, rest)
+    flags += _flags_of_variables(launch, {flag.name for flag, _ in flags})
+    given = {flag.name for flag, _ in flags}
+    dropped = []
+    for flag, value in flags:
+        if flag.instead == RENDEZVOUS:
+            dropped.append(" ".join([flag.name, value]).strip())
+        elif flag.name != MODULE:
+            FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
+    launch.is_alone = "--standalone" in given or "--nnodes" not in given or launch.nodes == "1"
+    if dropped:
+        what = f"{launch.path}: flags of torchrun"
+        launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
+    set_args(launch, ["-m", *rest] if MODULE in given else rest, "torchrun")
+
+
+def _take_flags(launch: Launch, rest: list[str]) -> list[tuple[Flag, str]]:
+    """Remove the flags at the beginning of words, and return them with their values."""
+    flags = []
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
@@ -129,33 +154,25 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
             _drop_unknown_flag(launch, word, rest)
             continue
         (flag,) = found
-        given.add(flag.name)
-        value = _take_value(flag, word, rest)
-        if flag.name == "--module":
-            is_module = True
-        elif flag.instead == RENDEZVOUS:
-            dropped.append(" ".join([flag.name, value]).strip())
-        else:
-            FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
-    _read_variables(launch, given)
-    launch.is_alone = "--standalone" in given or "--nnodes" not in given or launch.nodes == "1"
-    if dropped:
-        what = f"{launch.path}: flags of torchrun"
-        launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
-    set_args(launch, ["-m", *rest] if is_module else rest, "torchrun")
+        flags.append((flag, _take_value(flag, word, rest)))
+    return flags
 
 
-def _read_variables(launch: Launch, given: set[str]) -> None:
-    """Read the variables that torchrun takes for flags, unless their flags are given."""
+def _flags_of_variables(launch: Launch, given: set[str]) -> list[tuple[Flag, str]]:
+    """Return the flags whose values are in variables, except for given ones.
+
+    Source: `env` and `check_env` in torch.distributed.argparse_util.
+    """
+    flags = []
     for flag in FLAGS:
-        name = names.RESERVED_PREFIX + flag.name[2:].replace("-", "_").upper()
-        found = launch.draft.of_torchrun.get(name)
-        if found is None or flag.name in given or flag.instead == RENDEZVOUS:
+        value, remark = launch.of_torchrun.get(flag.variable, ("", None))
+        is_off = not flag.takes_value and value == "0"
+        if remark is None or is_off or flag.name in given:
             continue
-        value, remark = found
         launch.draft.remarks.remove(remark)
-        given.add(flag.name)
-        FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
+        launch.draft.note(remark.path, f"torchrun took it for its flag {flag.name}")
+        flags.append((flag, value if flag.takes_value else ""))
+    return flags
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -186,8 +203,7 @@ def _nnodes(launch: Launch, flag: Flag, value: str) -> None:
         launch.nodes = text
     elif ":" in text:
         why = "a DDPJob has a number of nodes that is changed by hand"
-        instead = "change spec.nodes while the job runs: a new attempt of that size"
-        launch.draft.drop(f"{launch.path}: {flag.name}", value, why, instead)
+        launch.draft.drop(f"{launch.path}: {flag.name}", value, why, BY_HAND)
 
 
 def _nproc(launch: Launch, flag: Flag, value: str) -> None:
@@ -231,7 +247,7 @@ def _max_restarts(launch: Launch, flag: Flag, value: str) -> None:
 
 
 def _rdzv_conf(launch: Launch, flag: Flag, value: str) -> None:
-    for pair in value.split(","):
+    for pair in filter(None, value.split(",")):
         key, _, setting = pair.strip().partition("=")
         set_rendezvous(launch.draft, key, setting, f"{launch.path}: {flag.name}")
 

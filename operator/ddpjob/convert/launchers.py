@@ -25,17 +25,19 @@ PROCESSES = ("--num_gpus", "--num_accelerators", "--nproc_per_node")
 ALL_PROCESSES = "--num_processes"
 NODES = ("--num_machines", "--num_nodes")
 
-# The slots of deepspeed on its nodes: `NAME:0,1@NAME:0,1`.
-SLOTS = ("--include", "-i")
+# A file of accelerate with more options.
+CONFIG = "--config_file"
 
 MODULE = ("-m", "--module")
 PRECISION = "--mixed_precision"
 
-# The other nodes of deepspeed, which it starts by ssh.
-HOSTS = ("--hostfile", "-H")
+# The other nodes of deepspeed, which it starts by ssh, and its slots on them.
+HOSTS = ("--hostfile", "-H", "--deepspeed_hostfile")
+SLOTS = ("--include", "-i")
+NO_SSH = "--no_ssh"
 
-# Flags beside those of NODES by which a launcher can know other nodes.
-WITH_OTHERS = (*HOSTS, "--config_file", "--no_ssh")
+# Flags that may make a launcher one of several.
+WITH_OTHERS = (*NODES, *HOSTS, CONFIG, NO_SSH)
 
 
 def read_launcher(launch: Launch, words: list[str]) -> None:
@@ -43,11 +45,12 @@ def read_launcher(launch: Launch, words: list[str]) -> None:
     launch.program = words[0].rpartition("/")[2]
     rest = words[2:] if words[1:2] == ["launch"] else words[1:]
     flags = _take_flags(rest, SWITCHES[launch.program])
-    given = {_with_underscores(written): value for written, value in flags.items()}
+    given = {_with_underscores(written): launch.resolve(value) for written, value in flags.items()}
     _set_counts(launch, given)
-    launch.starts_others = any(name in given for name in HOSTS)
-    is_one = launch.nodes in ("", "1")
-    launch.is_alone = is_one and not any(name in given for name in WITH_OTHERS)
+    knows_others = launch.nodes not in ("", "1") or any(name in given for name in HOSTS)
+    launch.starts_others = launch.program == "deepspeed" or any(name in given for name in HOSTS)
+    launch.starts_others = launch.starts_others and knows_others and NO_SSH not in given
+    launch.is_alone = launch.nodes == "1" or not any(name in given for name in WITH_OTHERS)
     if PRECISION in given:
         launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", given[PRECISION], launch.path)
     read = {*MODULE, *PROCESSES, *NODES, ALL_PROCESSES, PRECISION}
@@ -87,25 +90,35 @@ def _take_flags(rest: list[str], switches: tuple[str, ...]) -> dict[str, str]:
 
 def _set_counts(launch: Launch, given: Mapping[str, str]) -> None:
     """Set the nodes and the processes of each from the flags of a launcher."""
-    counts = {name: launch.resolve(value) for name, value in given.items()}
-    nodes = next((counts[name] for name in NODES if name in counts), "")
+    nodes = next((given[name] for name in NODES if name in given), "")
     if nodes.isdecimal():
         launch.nodes = nodes
     for name in PROCESSES:
-        if name in counts:
-            set_processes(launch.draft, counts[name], f"{launch.path}: {name}")
+        if name in given:
+            set_processes(launch.draft, given[name], f"{launch.path}: {name}")
     for name in SLOTS:
-        slots = {_slots_of(one) for one in counts.get(name, "").split("@")}
-        if len(slots) == 1 and all(slots):
-            set_processes(launch.draft, slots.pop(), f"{launch.path}: {name}")
-    if counts.get(ALL_PROCESSES):
-        _set_all_processes(launch, counts[ALL_PROCESSES], nodes or "1")
+        if name in given:
+            _set_slots(launch, given[name], f"{launch.path}: {name}")
+    if given.get(ALL_PROCESSES):
+        # A file may have another number of machines than the default.
+        machines = nodes or ("" if CONFIG in given else "1")
+        _set_all_processes(launch, given[ALL_PROCESSES], machines)
 
 
-def _slots_of(node: str) -> int:
-    """Return the number of slots of a node of deepspeed: 2 for `NAME:0,1`; 0 for all."""
-    _, colon, slots = node.partition(":")
-    return len(slots.split(",")) if colon else 0
+def _set_slots(launch: Launch, text: str, path: str) -> None:
+    """Set the nodes and the processes of each from slots: `NAME:0,1@NAME:0,1`; `NAME` has all.
+
+    Source: `parse_resource_filter` in deepspeed.launcher.runner.
+    """
+    slots: dict[str, set[str]] = {}
+    for node in text.split("@"):
+        name, _, chosen = node.partition(":")
+        slots.setdefault(name.strip(), set()).update(filter(None, chosen.split(",")))
+    counts = {len(chosen) for chosen in slots.values()}
+    if len(slots) > 1 and not launch.nodes:
+        launch.nodes = str(len(slots))
+    if len(counts) == 1 and all(counts):
+        set_processes(launch.draft, counts.pop(), path)
 
 
 def _set_all_processes(launch: Launch, processes: str, machines: str) -> None:

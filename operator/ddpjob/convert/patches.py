@@ -34,71 +34,75 @@ class Patch:
     spec: str
 
 
-def read_patches(draft: Draft, spec: Dict) -> list[Patch]:
+def read_patches(draft: Draft, spec: Dict, jobs: Sequence[str]) -> list[Patch]:
     """Return the patches for the nodes of a TrainJob, in their order. Remark on the others.
 
-    `podSpecOverrides` and `podTemplateOverrides` are those of older versions.
+    `podSpecOverrides` and `podTemplateOverrides` are those of older versions. `jobs` are the names
+    of the jobs of the runtime, if it is known. Raises SpecError for a patch of another job.
     """
     found: list[Patch] = []
     for path, one in _objects(spec, "runtimePatches"):
         found += _of_runtime(draft, one, path)
     for path, one in _objects(spec, "podTemplateOverrides"):
-        if _is_for_nodes(draft, one, path):
+        if _is_for_nodes(draft, one, path, jobs):
             found.append(Patch(_without_targets(one), path, f"{path}.spec"))
     for path, one in _objects(spec, "podSpecOverrides"):
-        if _is_for_nodes(draft, one, path):
+        if _is_for_nodes(draft, one, path, jobs):
             found.append(Patch({"spec": _without_targets(one)}, path, path))
     return found
 
 
-def require_known(patches: Sequence[Patch], containers: Sequence[str]) -> None:
-    """Raise SpecError for a patch of a container that the runtime does not have.
-
-    `containers` are those of the runtime; none if it is not known.
-    """
+def require_known(patches: Sequence[Patch], template: Dict) -> None:
+    """Raise SpecError for a patch of a container that the template of the runtime does not have."""
     for patch in patches:
-        for index, name in enumerate(names_of_containers(patch.template)):
-            if containers and name not in containers:
-                raise SpecError(
-                    f"{patch.spec}.containers[{index}].name: the runtime has no container {name}, "
-                    f"only {', '.join(containers)}; give the name of one of them"
-                )
+        for kind in ("containers", "initContainers"):
+            known = _containers(template, kind)
+            for index, name in enumerate(_containers(patch.template, kind)):
+                if name not in known:
+                    raise SpecError(
+                        f"{patch.spec}.{kind}[{index}].name: the runtime has no container {name}, "
+                        f"only {', '.join(known) or 'others'}; give the name of one of them"
+                    )
 
 
-def names_of_containers(template: Dict) -> list[str]:
-    """Return the names of the containers of a template."""
-    return names_of(children(child(template, "spec"), "containers"))
+def _containers(template: Dict, kind: str) -> list[str]:
+    return names_of(children(child(template, "spec"), kind))
 
 
 def patched(template: Dict, patches: Sequence[Patch], path: str) -> tuple[Dict, dict[str, str]]:
-    """Return a template with its patches, and the paths of their values by those in the result.
+    """Return a template with its patches, and where its values are from, by their new paths.
 
     `path` is that of the template.
     """
-    sources: dict[str, str] = {}
+    merged = template
     for patch in patches:
-        template = merge(template, patch.template)
+        merged = merge(merged, patch.template)
+    # A variable with a new value goes to the end of its list, so the others move.
+    sources = dict(_sources(template, merged, path, path, ""))
+    for patch in patches:
         for key, value in patch.template.items():
             source = patch.spec if key == "spec" else f"{patch.path}.{key}"
-            sources |= _sources(value, template.get(key), f"{path}.{key}", source, key)
-    return template, sources
+            sources |= _sources(value, merged.get(key), f"{path}.{key}", source, key)
+    return merged, sources
 
 
 def _sources(
-    patch: Any, merged: Any, path: str, source: str, key: str
+    before: Any, merged: Any, path: str, source: str, key: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path of each value of a patch in the merged template, and that in the patch."""
-    if patch == merged:
+    """Yield the path in the merged template of each value that is there, and its path before."""
+    if before == merged:
         yield path, source
-    elif isinstance(patch, Mapping) and isinstance(merged, Mapping):
-        for name, value in patch.items():
+    elif isinstance(before, Mapping) and isinstance(merged, Mapping):
+        for name, value in before.items():
             yield from _sources(value, merged.get(name), f"{path}.{name}", f"{source}.{name}", name)
-    elif isinstance(patch, list) and isinstance(merged, list) and key in MERGE_KEYS:
+    elif isinstance(before, list) and isinstance(merged, list) and key in MERGE_KEYS:
         names = [_name(one, key) for one in merged]
-        for index, one in enumerate(patch):
-            place = names.index(_name(one, key))
-            here, there = f"{path}[{place}]", f"{source}[{index}]"
-            yield from _sources(one, merged[place], here, there, key)
+        for index, one in enumerate(before):
+            name = _name(one, key)
+            if name in names:
+                place = names.index(name)
+                here, there = f"{path}[{place}]", f"{source}[{index}]"
+                yield from _sources(one, merged[place], here, there, key)
 
 
 def _name(item: Any, key: str) -> Any:
@@ -116,10 +120,16 @@ def _without_targets(override: Dict) -> Dict:
     return {key: value for key, value in override.items() if key != "targetJobs"}
 
 
-def _is_for_nodes(draft: Draft, override: Dict, path: str) -> bool:
+def _is_for_nodes(draft: Draft, override: Dict, path: str, jobs: Sequence[str]) -> bool:
     targets = names_of(children(override, "targetJobs"))
     for index, target in enumerate(children(override, "targetJobs")):
-        read_fields({"name": used}, draft, target, f"{path}.targetJobs[{index}]")
+        at = f"{path}.targetJobs[{index}]"
+        read_fields({"name": used}, draft, target, at)
+        if jobs and targets[index] not in jobs:
+            raise SpecError(
+                f"{at}.name: the runtime has no job {targets[index]}, only {', '.join(jobs)}; give "
+                "the name of one of them"
+            )
     if not targets or any(name in OF_NODES for name in targets):
         return True
     draft.drop(path, dict(override), f"it is for {', '.join(targets)}: {INITIALIZERS}")

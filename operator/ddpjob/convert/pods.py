@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpjob.convert.draft import Draft, is_of_torchrun, names_of
+from ddpjob.convert.draft import Draft, names_of, reason_against_variable
 from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
 from ddpjob.core.api import names, profiles, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
@@ -148,9 +148,9 @@ def _env(draft: Draft, value: Any, path: str) -> None:
     shape = shapes.shapes()["env"]["items"]
     for index, item in enumerate(require_objects(value, path)):
         at = f"{path}[{index}]"
-        name = str(item.get("name", ""))
-        if is_of_torchrun(name):
-            draft.drop_variable(name, str(item.get("value", "")), at, dict(item))
+        reason = reason_against_variable(str(item.get("name", "")))
+        if reason:
+            draft.drop(at, dict(item), reason)
         else:
             kept.append(_pruned(draft, item, shape, "EnvVar", at))
     if kept:

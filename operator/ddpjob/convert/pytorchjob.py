@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft, Remark, require_integer
-from ddpjob.convert.launch import set_default_processes, set_default_restarts, set_rendezvous
+from ddpjob.convert.launch import (
+    BY_HAND,
+    set_default_processes,
+    set_default_restarts,
+    set_rendezvous,
+)
 from ddpjob.convert.nodes import read_node
 from ddpjob.convert.settle import settle_nodes
 from ddpjob.convert.table import (
@@ -39,7 +44,6 @@ ROLES = ("Master", "Worker")
 CONTAINER = "pytorch"
 
 RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
-BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 
 # Fields of the job that a flag of torchrun in a template overrides.
 DEFAULTS = ("nprocPerNode", "failurePolicy.maxRestarts")

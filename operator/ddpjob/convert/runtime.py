@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpjob.convert.draft import Draft, names_of, require_integer
-from ddpjob.convert.launch import set_default_processes, set_default_restarts, set_restarts
+from ddpjob.convert.launch import BY_HAND, set_default_processes, set_default_restarts, set_restarts
 from ddpjob.convert.table import (
     Table,
     default,
@@ -22,6 +22,7 @@ from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
+    children,
     quoted,
     require_object,
     require_objects,
@@ -31,7 +32,6 @@ RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
-BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 INITIALIZERS = "a DDPJob has no jobs before its pods"
 INIT_CONTAINER = (
     "an init container in podTemplate.spec.initContainers, which downloads to a volume, or a claim "
@@ -57,6 +57,12 @@ def find_runtime(spec: Dict, runtimes: Sequence[Dict]) -> Dict | None:
             "give that runtime"
         )
     return None
+
+
+def jobs_of(runtime: Dict | None) -> list[str]:
+    """Return the names of the jobs of a runtime; none without it."""
+    template = child(child(runtime or {}, "spec"), "template")
+    return names_of(children(child(template, "spec"), "replicatedJobs"))
 
 
 def read_runtime(draft: Draft, runtime: Dict) -> tuple[Dict, str]:

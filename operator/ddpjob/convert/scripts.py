@@ -19,13 +19,13 @@ from ddpjob.convert.settle import NO_SHELL
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
-    ELEMENTS,
     Statement,
     expand,
+    expand_arrays,
     expand_command,
     read_shell,
+    split_words,
     without_redirections,
-    words_of,
 )
 from ddpjob.convert.trainings import find_trainings, is_assignment, most_likely, rank_of
 from ddpjob.convert.variables import HOME, NO_HOME, WRITE_PATH, Variables
@@ -165,7 +165,7 @@ class Script:
             if at != position:
                 self._drop_part(statement, command)
         text = self._text(statement, position)
-        words, redirections = without_redirections(words_of(text))
+        words, redirections = without_redirections(split_words(text))
         for redirection in redirections:
             where = f"{self.launch.path}: line {statement.line}"
             reads = redirection.lstrip("0123456789").startswith("<")
@@ -201,7 +201,7 @@ class Script:
         with_spaces = {
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
-        text = ELEMENTS.sub(self.variables.elements, statement.commands[position])
+        text = expand_arrays(statement.commands[position], self.variables.elements)
         return self._in_folder(expand_command(text, {**with_spaces, **self.variables.known}))
 
     def _in_folder(self, text: str) -> str:
@@ -420,7 +420,7 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
             if rest:
                 launch.draft.drop(launch.path, rest, "they are arguments of the shell's text")
             stops = any(map(STOPS.fullmatch, words[1 : index + 1]))
-            _read_text(launch, unmark(words[index + 1]), stops=stops)
+            _read_text(launch, unmark(words[index + 1]), f"{words[0]} -c", stops=stops)
             return
     raise SpecError(
         f"{launch.path}: {quoted(' '.join(words))} runs a script of the image, whose lines are not "
@@ -428,11 +428,16 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
     )
 
 
-def _read_text(launch: Launch, text: str, *, stops: bool) -> None:
-    """Read the text of `bash -c`. Remarks name its own lines."""
+def read_eval(launch: Launch, words: list[str]) -> None:
+    """Read `eval TEXT`: a shell reads the words again, joined."""
+    _read_text(launch, unmark(" ".join(words[1:])), "eval", stops=False)
+
+
+def _read_text(launch: Launch, text: str, program: str, *, stops: bool) -> None:
+    """Read the text that a program runs as a script. Remarks name its own lines."""
     path = launch.path
     if launch.is_in_script:
-        launch.path = f"{path}: the text of bash -c"
+        launch.path = f"{path}: the text of {program}"
     Script(launch, stops=stops).read(text)
     launch.path = path
 
@@ -440,6 +445,7 @@ def _read_text(launch: Launch, text: str, *, stops: bool) -> None:
 # How a pod starts a shell. `Script` reads such commands within a script too.
 SHELL_PROGRAMS: Sequence[tuple[str, Callable[[Launch, list[str]], None]]] = (
     (SHELLS, read_shell_command),
+    ("eval", read_eval),
     *OTHER_PROGRAMS,
 )
 

@@ -8,6 +8,7 @@ from ddpjob.convert.shell import ONLY_A_SHELL, VARIABLE
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import children
 from ddpjob.core.api.variables import (
+    BEFORE_TORCHRUN,
     NODE_INDEX,
     OF_EVERY_POD,
     OF_THE_API_SERVER,
@@ -22,11 +23,6 @@ NO_SHELL = ("no shell reads it", "write its value")
 
 # The variable of a PyTorchJob with the number of a pod. For torchrun it is that of a process.
 RANK = "RANK"
-
-# Variables of OF_PROCESSES that the image or the operator sets, so a setup has them too.
-BEFORE_TORCHRUN = (
-    *("PATH", "HOSTNAME", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-)
 
 
 def refer_to_variables(draft: Draft, path: str) -> None:
@@ -84,10 +80,10 @@ def _instead(draft: Draft, name: str) -> str:
 
 
 def settle_nodes(launch: Launch, nodes: int) -> None:
-    """Remark on a difference in the number of nodes between torchrun's flag and the manifest."""
+    """Remark on a difference in the number of nodes between the command and the manifest."""
     if launch.nodes and int(launch.nodes) != nodes:
         launch.draft.drop(
-            f"{launch.path}: --nnodes",
+            f"{launch.path}: the nodes in the flags of {launch.program}",
             int(launch.nodes),
             f"the manifest has {nodes} nodes",
             "nodes",

@@ -6,7 +6,7 @@ here-document is one statement. It is not read further.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
@@ -45,7 +45,8 @@ WITH_SPACES = re.compile(r"\$\{\w+[^{}\w](?:[^{}]|\{[^{}]*\})*\}")
 ARRAY = re.compile(
     r"(?:(?:declare|typeset|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL
 )
-ELEMENTS = re.compile(rf"\"?\$\{{([A-Za-z_]\w*)\[([@*{MARKS[ord('*')]}])\]\}}\"?")
+ELEMENTS = re.compile(rf"\$\{{([A-Za-z_]\w*)\[([@*{MARKS[ord('*')]}])\]\}}")
+QUOTED_OR_ELEMENTS = re.compile(f"(?:{QUOTED.pattern})|{ELEMENTS.pattern}", re.DOTALL)
 
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"
@@ -153,19 +154,30 @@ def split_words(text: str) -> list[str]:
     return [re.sub(MARK, lambda _: next(rest, ""), word) for word in words]
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a command, of `eval` those of its text."""
-    words = split_words(text)
-    while words[:1] == ["eval"]:
-        words = split_words(" ".join(words[1:]))
-    return words
+def join_elements(elements: str) -> str:
+    """Return the elements of an array as one text, without their quotes."""
+    return " ".join(split_words(elements))
 
 
-def elements_in(found: re.Match[str], elements: str) -> str:
-    """Return the elements of an array as words, or as one word for `"${NAME[*]}"`."""
-    if not found[0].startswith('"') or found[2] == "@":
-        return elements
-    return f'"{_escaped(" ".join(split_words(elements)))}"'
+def expand_arrays(text: str, elements: Callable[[str], str]) -> str:
+    """Return a command with the elements of arrays, given by their names.
+
+    Those of `"${NAME[@]}"` keep their words, and those within other quotes are one text. A shell
+    splits the others at their spaces.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        whole = found[0]
+        if whole[0] == "$":
+            return _escaped(join_elements(elements(found[1])), "\"'")
+        if whole[0] != '"':
+            return whole
+        alone = ELEMENTS.fullmatch(whole[1:-1])
+        if alone and alone[2] == "@":
+            return elements(alone[1])
+        return ELEMENTS.sub(lambda one: _escaped(join_elements(elements(one[1]))), whole)
+
+    return QUOTED_OR_ELEMENTS.sub(replaced, text)
 
 
 def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
@@ -291,6 +303,8 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         # A continued line is one line. The numbers of the lines stay right.
         self.text = text.replace("\\\r\n", "\\\n").replace("\r\n", "\n")
+        # At the end of the script a backslash continues nothing.
+        self.text = re.sub(r"\\\n?\Z", "", self.text)
         self.index = 0
 
     def statements(self) -> Iterator[Statement]:

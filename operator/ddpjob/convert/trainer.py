@@ -80,8 +80,7 @@ def _merged(container: Dict, trainer: Dict) -> dict[str, Any]:
 
 
 def with_sources(text: str, sources: Mapping[str, str]) -> str:
-    """Return a text with the paths of the merged template as those of the TrainJob."""
+    """Return a text with the paths of the merged template as those before the merge."""
     # The path of a field comes before that of the object with it.
-    for path in sorted(sources, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w.]){re.escape(path)}(?!\w)", sources[path], text)
-    return text
+    paths = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w.])({paths})(?!\w)", lambda found: sources[found[1]], text)

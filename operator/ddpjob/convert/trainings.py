@@ -11,14 +11,14 @@ from ddpjob.convert.programs import WRAPPERS, is_prefix, split_prefix
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
-    ELEMENTS,
     Statement,
     assignment_of,
-    elements_in,
     expand,
+    expand_arrays,
     expand_command,
+    read_shell,
+    split_words,
     without_redirections,
-    words_of,
 )
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import SpecError
@@ -131,7 +131,7 @@ def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
 
 
 def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
-    return ELEMENTS.sub(lambda found: elements_in(found, arrays.get(found[1], "")), text)
+    return expand_arrays(text, lambda name: arrays.get(name, ""))
 
 
 def _mentions(text: str) -> bool:
@@ -143,12 +143,15 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
 
     `values` are for the text of a shell in it.
     """
-    words, _ = without_redirections(words_of(text))
+    words, _ = without_redirections(split_words(text))
     while words and (ASSIGNMENT.fullmatch(words[0]) or is_prefix(words[0])):
         words = split_prefix(words)[1] if is_prefix(words[0]) else words[1:]
     if not words or NO_TRAINING.search(text):
         return 0
     program = words[0].rpartition("/")[2]
+    if program == "eval":
+        inner = read_shell(unmark(" ".join(words[1:])))
+        return max((rank_of(one, values) for each in inner for one in each.commands), default=0)
     starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
     # The text of a shell is one word, after its option -c.
     starts = starts or any(

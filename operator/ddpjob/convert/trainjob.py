@@ -11,12 +11,13 @@ from typing import Any
 from ddpjob.convert.draft import Conversion, Draft
 from ddpjob.convert.launch import set_default_processes
 from ddpjob.convert.nodes import read_node
-from ddpjob.convert.patches import names_of_containers, patched, read_patches, require_known
+from ddpjob.convert.patches import patched, read_patches, require_known
 from ddpjob.convert.pods import find_trainer
 from ddpjob.convert.runtime import (
     INIT_CONTAINER,
     INITIALIZERS,
     find_runtime,
+    jobs_of,
     read_runtime,
     runtime_name,
 )
@@ -64,8 +65,9 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
             "image, volumes and variables",
             "give its manifest with --runtime FILE",
         )
-    patches = read_patches(draft, spec)
-    require_known(patches, names_of_containers(template) if runtime else ())
+    patches = read_patches(draft, spec, jobs_of(runtime))
+    if runtime:
+        require_known(patches, template)
     template, of_patches = patched(template, patches, path)
     trainer = child(spec, "trainer")
     sources = {**of_patches, **sources_of(template, trainer, path)}

@@ -5,23 +5,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ddpjob.convert.draft import Remark, is_of_torchrun
+from ddpjob.convert.draft import Remark, reason_against_variable
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
     ELEMENTS,
     HERE_DOCUMENT,
     NO_VALUE,
+    QUOTED_DEFAULT,
     VARIABLE,
     Assignment,
     Statement,
     assignment_of,
-    elements_in,
     expand,
     expand_known,
     has_only_a_shell,
     has_substitution,
     is_only_a_shell,
+    join_elements,
     split_words,
 )
 from ddpjob.convert.trainings import EXPORTS, LINE_END
@@ -121,19 +122,27 @@ class Variables:
         self.awaited.pop(name, None)
         where = f"{self.launch.path}: line {statement.line}"
         value = self._value(found)
-        if is_of_torchrun(name):
-            self.launch.draft.drop_variable(name, value, f"{where} {name}", value)
-            return
         in_pods = {str(one.get("name")) for one in children(self.launch.draft.spec, "env")}
         is_exported = is_exported or self.exports_all or name in {*self.exported, *in_pods}
         if is_exported:
             self.exported.add(name)
         self.values.pop(name, None)
         names = [one[1] or one[2] for one in VARIABLE.finditer(value)]
+        is_literal = not names and not has_only_a_shell(value)
+        reason = reason_against_variable(name)
+        if reason:
+            self.values[name] = value if is_literal else NO_VALUE
+            if is_literal and not is_exported:
+                # It is a variable of the script alone.
+                return
+            remark = self.launch.draft.drop(f"{where} {name}", value, reason)
+            if is_literal:
+                self.launch.of_torchrun[name] = (value, remark)
+            return
         if HOME.search(value):
             self.launch.draft.note(f"{where} {name}", NO_HOME, WRITE_PATH)
         self._note_change(name, value, where)
-        if is_exported and not names and not has_only_a_shell(value):
+        if is_exported and is_literal:
             self.launch.draft.add_variable(name, value, where)
             return
         self.launch.draft.remove_variable(name)
@@ -164,9 +173,9 @@ class Variables:
     def _value(self, found: Assignment) -> str:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
         text = f"${{{found.name}}}{found.value}" if found.adds else found.value
-        text = ELEMENTS.sub(
-            lambda one: self.elements(one) if one[1] in self.arrays else one[0], text
-        )
+        text = ELEMENTS.sub(self._joined_elements, text)
+        # A default in an assignment has no quotes of its own.
+        text = QUOTED_DEFAULT.sub(r"\1\2}", text)
         known = {**literals(self.launch.draft), **self.known}
         return self.in_folder(expand(text, known))
 
@@ -192,12 +201,18 @@ class Variables:
         self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
 
-    def elements(self, found: re.Match[str]) -> str:
+    def _joined_elements(self, found: re.Match[str]) -> str:
+        """Return the elements of an array as one text. One without a known value stays."""
+        name = found[1]
+        self.unused.pop(name, None)
+        return join_elements(self.arrays[name]) if name in self.arrays else found[0]
+
+    def elements(self, name: str) -> str:
         """Return the elements of an array; none of one without a known value."""
-        if found[1] not in self.arrays:
-            self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
-        self.unused.pop(found[1], None)
-        return elements_in(found, self.arrays.get(found[1], ""))
+        if name not in self.arrays:
+            self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", ONLY_A_SHELL)
+        self.unused.pop(name, None)
+        return self.arrays.get(name, "")
 
     def drop_unused(self) -> None:
         """Remark on arrays without a use, and on exports of variables without a value."""
@@ -215,6 +230,7 @@ class Variables:
             for place in (self.values, self.arrays, self.definitions):
                 place.pop(name, None)
             self.exported.discard(name)
+            self.launch.of_torchrun.pop(name, None)
             removed = self.launch.draft.remove_variable(name)
             if removed is not None:
                 is_found = True

@@ -8,6 +8,7 @@ tests/agent/test_torchrun.py compares FLAGS with the installed torchrun.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError, did_you_mean, quoted
 
 # What to do in place of several flags with the same reason.
@@ -38,6 +39,11 @@ class Flag:
         """Return the names declared in torchrun's parser, without the short form."""
         with_underscores = "--" + self.name[2:].replace("-", "_")
         return tuple(dict.fromkeys((self.name, with_underscores)))
+
+    @property
+    def variable(self) -> str:
+        """Return the variable that torchrun takes for the flag."""
+        return names.RESERVED_PREFIX + self.name[2:].replace("-", "_").upper()
 
 
 FLAGS = (

@@ -16,12 +16,17 @@ OF_RESTRICTED_PODS = ("HOME", "USER", "LOGNAME")
 # Kubernetes itself gives them to every container.
 OF_THE_API_SERVER = "KUBERNETES_"
 
+# Variables set by the image or the agent before torchrun starts.
+BEFORE_TORCHRUN = (
+    *("PATH", "HOSTNAME", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+)
+
 # Variables set by the image, the agent or torchrun: arguments cannot refer to them.
 OF_PROCESSES = {
     *names.RESERVED_VARIABLES,
     *("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("DDP_ATTEMPT", "DDP_RESULT_FILE", "DDP_HEARTBEAT_FILE"),
-    *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PATH", "HOSTNAME", "PYTHONPATH"),
+    *BEFORE_TORCHRUN,
 }
 
 # Variables of other launchers, and what a pod of a DDPJob has in their place.
@@ -104,7 +109,12 @@ def instead_of(name: str) -> str:
     """Return what to do about a variable unknown to Kubernetes."""
     if name in SAME_IN_A_POD:
         return SAME_IN_A_POD[name]
-    if name in SAME_IN_A_PROCESS or is_of_a_process(name):
+    if name in BEFORE_TORCHRUN:
+        return f'read os.environ["{name}"] in the script'
+    if name.startswith(names.RESERVED_PREFIX):
+        # torchrun takes it for a flag, and no process has it.
+        return "write its value"
+    if name in SAME_IN_A_PROCESS or name in OF_PROCESSES:
         variable = SAME_IN_A_PROCESS.get(name, name)
         return f'read os.environ["{variable}"] in the script: only the processes have it'
     if name == names.CHECKPOINT_VARIABLE:
