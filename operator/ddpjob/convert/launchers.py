@@ -47,9 +47,9 @@ def read_launcher(launch: Launch, words: list[str]) -> None:
     flags = _take_flags(rest, SWITCHES[launch.program])
     given = {_with_underscores(written): launch.resolve(value) for written, value in flags.items()}
     _set_counts(launch, given)
-    knows_others = launch.nodes not in ("", "1") or any(name in given for name in HOSTS)
-    launch.starts_others = launch.program == "deepspeed" or any(name in given for name in HOSTS)
-    launch.starts_others = launch.starts_others and knows_others and NO_SSH not in given
+    has_hosts = any(name in given for name in HOSTS)
+    is_of_several = launch.program == "deepspeed" and launch.nodes not in ("", "1")
+    launch.starts_others = (has_hosts or is_of_several) and NO_SSH not in given
     launch.is_alone = launch.nodes == "1" or not any(name in given for name in WITH_OTHERS)
     if PRECISION in given:
         launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", given[PRECISION], launch.path)
