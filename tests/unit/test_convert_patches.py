@@ -103,6 +103,20 @@ def test_variables_keep_their_places_when_a_patch_moves_them():
     assert f'dropped: {place}: {{"name": "WORLD_SIZE"' in comments
 
 
+def test_an_error_of_a_shape_has_the_path_of_the_patch():
+    with pytest.raises(
+        SpecError, match=r"spec\.podTemplateOverrides\[0\]\.spec\.nodeSelector: must"
+    ):
+        converted(podTemplateOverrides=[{"spec": {"nodeSelector": 5}}])
+
+
+def test_a_patch_of_the_runtime_for_an_unknown_job_is_an_error():
+    patch = of_runtime({})
+    patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["name"] = "nodes"
+    with pytest.raises(SpecError, match="the runtime has no job nodes, only node"):
+        converted(runtimePatches=[patch])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

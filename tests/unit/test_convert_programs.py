@@ -51,12 +51,28 @@ def test_a_precision_with_hyphens_is_that_of_accelerate():
         ("--include a:0,1@a:2,3", 4),
         ("--include a:0,1@b:0", None),
         ("--include a@b", None),
+        ("--elastic_training --min_elastic_nodes 1 --num_gpus 4", 4),
+        ("--a-new-switch --num_gpus 4", 4),
         ("--num-gpus 4", 4),
     ],
 )
 def test_the_processes_of_deepspeed_are_its_slots_on_each_node(flags, processes):
     spec, _ = converted("deepspeed", *flags.split(), "a.py", resources={"limits": {GPU: 4}})
     assert spec.get("nprocPerNode") == processes
+
+
+def test_the_module_of_deepspeed_is_deepspeed():
+    spec, _ = converted("python", "-m", "deepspeed.launcher.runner", "--num_gpus", "4", "a.py")
+    assert (spec["args"], spec["nprocPerNode"]) == (["a.py"], 4)
+
+
+def test_accelerate_gives_flags_to_torchrun():
+    flags = "--max_restarts 3 --monitor-interval 5 --rdzv_backend c10d --tee 3"
+    spec, comments = converted("accelerate", "launch", *flags.split(), "a.py")
+    assert spec["failurePolicy"] == {"maxRestarts": 3}
+    assert spec["torchrun"] == {"args": ["--monitor-interval", "5"]}
+    assert '["--rdzv_backend c10d"]' in comments
+    assert '--tee: "3"' in comments
 
 
 def test_deepspeed_gave_each_process_an_argument():
@@ -119,10 +135,11 @@ def test_variables_of_torchrun_are_read_as_its_flags():
     [
         # torchrun does not get it.
         (["PET_NPROC_PER_NODE=4"], ""),
-        (["export PET_NPROC_PER_NODE=4", "unset PET_NPROC_PER_NODE"], "line 2 PET_NPROC_PER_NODE"),
+        (["export PET_NPROC_PER_NODE=4", "unset PET_NPROC_PER_NODE"], ""),
         (
-            ["export PET_NPROC_PER_NODE=$(nproc)"],
-            'PET_NPROC_PER_NODE: "$(nproc)": because torchrun',
+            ["export PET_NPROC_PER_NODE=4", "export PET_NPROC_PER_NODE=$(nproc)"],
+            'line 3 PET_NPROC_PER_NODE: "$(nproc)": because torchrun takes it for a flag, and the '
+            "operator gives the flags; instead: set spec.nprocPerNode",
         ),
     ],
 )
@@ -130,6 +147,25 @@ def test_a_variable_without_a_value_for_torchrun_is_no_flag(lines, remark):
     spec, comments = converted_script(*lines, "srun torchrun a.py")
     assert "nprocPerNode" not in spec
     assert remark in comments
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "srun env PET_NPROC_PER_NODE=2 PET_NNODES=2 torchrun a.py",
+        "srun singularity exec --env PET_NPROC_PER_NODE=2,PET_NNODES=2 a.sif torchrun a.py",
+        "PET_NPROC_PER_NODE=2 PET_NNODES=2 srun torchrun a.py",
+    ],
+)
+def test_a_variable_of_torchrun_may_be_given_to_the_command(command):
+    spec, comments = converted_script("#SBATCH --nodes=2", command)
+    assert spec["nprocPerNode"] == 2
+    assert "by itself" not in comments
+
+
+def test_an_unknown_number_of_nodes_in_a_variable_is_a_number_of_nodes():
+    lines = ("#SBATCH --nodes=2", "export PET_NNODES=$(wc -l)", "srun torchrun a.py")
+    assert "by itself" not in converted_script(*lines)[1]
 
 
 def test_a_flag_of_torchrun_comes_before_its_variable():

@@ -237,6 +237,11 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
         ('"${B[@]}"', ["--name", "a b", "-x"]),
         ("${B[*]}", ["--name", "a", "b", "-x"]),
         ("${B[@]}", ["--name", "a", "b", "-x"]),
+        ('"p${B[@]}q"', ["p--name", "a b", "-xq"]),
+        ('"${C[@]}"', ["1", "--name", "a b", "-x", "2 3"]),
+        ('"${E[@]}"', []),
+        ('"${X:-"${Y}/a b"}"', ["/y/a b"]),
+        ('"${X:-"a;b"}"', ["a;b"]),
         ('"${B[*]} y"', ["--name a b -x y"]),
         ('"y ${B[*]}" z', ["y --name a b -x", "z"]),
         ('"${X:-"a b"}"', ["a b"]),
@@ -246,7 +251,8 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
     ],
 )
 def test_quotes_keep_the_words_of_an_array_and_of_a_default_together(word, args):
-    _, found, _ = shell(f'B=(--name "a b" -x); torchrun a.py {word}')
+    lines = ('B=(--name "a b" -x)', 'C=(1 "${B[@]}")', 'C+=("2 3")', "E=()", "Y=/y")
+    _, found, _ = shell("\n".join([*lines, f"torchrun a.py {word}"]))
     assert found == ["a.py", *args]
 
 
@@ -269,11 +275,17 @@ def test_a_space_after_a_backslash_ends_the_command_and_is_an_error():
         ('eval "$CMD"', ["a.py", "--n", "4"], '"tee log"'),
         ('eval "cd /x && torchrun a.py"', ["a.py"], ""),
         ("time eval torchrun a.py", ["a.py"], ""),
+        ("X=1 time eval $QUOTED", ["a.py", "b c"], ""),
         ('eval "$(conda hook)"; torchrun a.py', ["a.py"], ""),
     ],
 )
 def test_eval_reads_its_words_as_a_shell_does(line, args, remark):
-    lines = ("N=4", "CMD='torchrun a.py --n $N 2>&1 | tee log'", line)
+    lines = (
+        "N=4",
+        "CMD='torchrun a.py --n $N 2>&1 | tee log'",
+        "QUOTED='torchrun a.py \"b c\"'",
+        line,
+    )
     _, found, comments = shell("\n".join(lines))
     assert found == args
     assert remark in comments
@@ -301,3 +313,43 @@ def test_a_variable_of_torchrun_has_its_value_in_the_script():
 def test_a_backslash_at_the_end_of_a_script_has_no_effect():
     _, args, _ = shell("torchrun a.py --x \\")
     assert args == ["a.py", "--x"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("CMD='torchrun a.py'", 'CMD="$CMD --x 1"', "srun $CMD"),
+        ("CMD='torchrun a.py'", 'CMD="$CMD --x 1"', "eval $CMD"),
+        ("CMD=(torchrun)", "CMD+=(a.py)", 'CMD=("${CMD[@]}" --x 1)', 'srun "${CMD[@]}"'),
+    ],
+)
+def test_a_command_of_several_assignments_is_the_training(lines):
+    spec, _ = converted_script(*lines)
+    assert spec["args"] == ["a.py", "--x", "1"]
+
+
+def test_a_command_that_a_block_may_change_is_that_before_it():
+    lines = ("CMD='torchrun a.py'", '[ -n "$D" ] && CMD="$CMD --debug"', "srun $CMD")
+    spec, comments = converted_script(*lines)
+    assert spec["args"] == ["a.py"]
+    assert 'a block may change it; before, it is "torchrun a.py"' in comments
+
+
+def test_a_command_in_a_variable_of_the_pod_is_the_training():
+    env = [{"name": "CMD", "value": "torchrun a.py"}]
+    spec, _ = converted("bash", "-c", "eval $CMD --x 1", env=env)
+    assert spec["args"] == ["a.py", "--x", "1"]
+
+
+@pytest.mark.parametrize(
+    ("block", "args", "remark"),
+    [
+        ("ARGS+=(--y)", ["--x", "1"], "line 3 ARGS: the block may add to it"),
+        ("ARGS=(--y)", [], '"${ARGS[@]}": because a block may change it; before, it is "--x 1"'),
+    ],
+)
+def test_an_array_that_a_block_may_change_is_in_a_remark(block, args, remark):
+    lines = ("ARGS=(--x 1)", f"if a; then {block}; fi", 'srun torchrun a.py "${ARGS[@]}"')
+    spec, comments = converted_script(*lines)
+    assert spec["args"] == ["a.py", *args]
+    assert remark in comments

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ddpjob.convert.draft import Draft, Remark, require_integer
+from ddpjob.convert.draft import Draft, reason_against_variable, require_integer
 from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
-from ddpjob.core.api import launcher
+from ddpjob.core.api import launcher, names
 from ddpjob.core.api.readers import SpecError, children, quoted
 from ddpjob.core.api.torchrun_flags import FLAGS, RENDEZVOUS, Flag, candidates, why_not
 
@@ -25,6 +25,9 @@ BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 
 # What to do without the argument for the local rank.
 NO_LOCAL_RANK = 'read os.environ["LOCAL_RANK"] in the script: torchrun sets it'
+
+# Modules that programs of their first name run.
+MODULES_OF_LAUNCHERS = ("accelerate.commands.launch", "deepspeed.launcher.runner")
 
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
@@ -49,7 +52,7 @@ class Launch:
     - `nodes`: the number of nodes in its flags; empty if it is not known.
     - `is_alone`: its flags make each start of it a training of its own.
     - `starts_others`: it also started itself on the other nodes.
-    - `of_torchrun`: exported variables that torchrun takes for flags, each with its remark.
+    - `of_torchrun`: the variables that torchrun takes for flags, with their values and places.
     """
 
     draft: Draft
@@ -63,13 +66,20 @@ class Launch:
     is_alone: bool = False
     program: str = "torchrun"
     starts_others: bool = False
-    of_torchrun: dict[str, tuple[str, Remark]] = field(default_factory=dict)
+    of_torchrun: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def resolve(self, text: str) -> str:
         """Return a text with the variables replaced by their values in the job."""
         known = {**literals(self.draft), **self.values}
         written = launcher.REFERENCE.sub(lambda found: f"${{{found[1]}}}", text)
         return expand(written, known)
+
+    def add_variable(self, name: str, value: str, path: str) -> None:
+        """Set a variable of the pods, or keep one that torchrun takes for a flag."""
+        if name.startswith(names.RESERVED_PREFIX):
+            self.of_torchrun[name] = (value, f"{path} {name}")
+        else:
+            self.draft.add_variable(name, value, path)
 
 
 Reader = Callable[[Launch, list[str]], None]
@@ -134,8 +144,10 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
         if flag.instead == RENDEZVOUS:
             dropped.append(" ".join([flag.name, value]).strip())
         elif flag.name != MODULE:
-            FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
-    launch.is_alone = "--standalone" in given or "--nnodes" not in given or launch.nodes == "1"
+            read_flag(launch, flag, value)
+    # The number of nodes may be in a variable with an unknown value.
+    has_nodes = "--nnodes" in given or "PET_NNODES" in launch.of_torchrun
+    launch.is_alone = "--standalone" in given or not has_nodes or launch.nodes == "1"
     if dropped:
         what = f"{launch.path}: flags of torchrun"
         launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
@@ -165,14 +177,22 @@ def _flags_of_variables(launch: Launch, given: set[str]) -> list[tuple[Flag, str
     """
     flags = []
     for flag in FLAGS:
-        value, remark = launch.of_torchrun.get(flag.variable, ("", None))
+        value, path = launch.of_torchrun.get(flag.variable, ("", ""))
         is_off = not flag.takes_value and value == "0"
-        if remark is None or is_off or flag.name in given:
+        if not path or is_off or flag.name in given or not _is_literal(value):
             continue
-        launch.draft.remarks.remove(remark)
-        launch.draft.note(remark.path, f"torchrun took it for its flag {flag.name}")
+        del launch.of_torchrun[flag.variable]
+        launch.draft.note(path, f"torchrun took it for its flag {flag.name}")
         flags.append((flag, value if flag.takes_value else ""))
     return flags
+
+
+def drop_variables_of_torchrun(launch: Launch) -> None:
+    """Remark on the variables that torchrun did not take for flags."""
+    instead = {flag.variable: flag.instead.removesuffix(" instead") for flag in FLAGS}
+    for name, (value, path) in launch.of_torchrun.items():
+        reason = reason_against_variable(name)
+        launch.draft.drop(path, value, reason, instead.get(name, "").partition(REMOVE)[0])
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -260,6 +280,11 @@ def set_rendezvous(draft: Draft, key: str, value: str, path: str) -> None:
     draft.set(f"torchrun.rdzvConf.{key}", int(value) if value.isdecimal() else value, path)
 
 
+def _is_literal(value: str) -> bool:
+    """Return True for a value without a part known only to a shell."""
+    return not has_only_a_shell(value) and VARIABLE.search(value) is None
+
+
 def _other_flag(launch: Launch, flag: Flag, value: str) -> None:
     if flag.instead:
         why, _, instead = flag.instead.partition(REMOVE)
@@ -267,7 +292,7 @@ def _other_flag(launch: Launch, flag: Flag, value: str) -> None:
         launch.draft.drop(what, value or True, why, instead.removeprefix(", and "))
         return
     known = launch.resolve(value)
-    if has_only_a_shell(known) or VARIABLE.search(known):
+    if not _is_literal(known):
         what = f"{launch.path}: {flag.name}"
         launch.draft.drop(what, value, "its value is not known", "spec.torchrun.args")
         return
@@ -281,6 +306,11 @@ FLAG_READERS: Mapping[str, Callable[[Launch, Flag, str], None]] = {
     "--max-restarts": _max_restarts,
     "--rdzv-conf": _rdzv_conf,
 }
+
+
+def read_flag(launch: Launch, flag: Flag, value: str) -> None:
+    """Read a flag of torchrun that is not one of the rendezvous."""
+    FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
 
 
 # python
@@ -301,8 +331,8 @@ def _python(launch: Launch, words: list[str]) -> None:
                 NO_LOCAL_RANK,
             )
         return
-    if module == "accelerate.commands.launch":
-        read_command(launch, ["accelerate", *rest[2:]])
+    if module in MODULES_OF_LAUNCHERS:
+        read_command(launch, [module.partition(".")[0], *rest[2:]])
         return
     launch.is_single = True
     _set_program(launch, words, "python")

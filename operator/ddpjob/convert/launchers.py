@@ -1,8 +1,10 @@
 """Read `accelerate launch` and deepspeed: torchrun starts the script in their place."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
-from ddpjob.convert.launch import NO_LOCAL_RANK, SCRIPT, Launch, set_args, set_processes
+from ddpjob.convert.launch import NO_LOCAL_RANK, SCRIPT, Launch, read_flag, set_args, set_processes
+from ddpjob.core.api.torchrun_flags import FLAGS, RENDEZVOUS
 
 # Options without a value of `accelerate launch` (1.15) and deepspeed (0.19), and of older versions
 # of accelerate. Both write `_`; accelerate knows `-` too.
@@ -17,6 +19,7 @@ ACCELERATE_SWITCHES = (
 DEEPSPEED_SWITCHES = (
     *("-h", "--help", "-q", "--quiet", "--module", "--no_python", "--no_local_rank", "--no_ssh"),
     *("--no_ssh_check", "--force_multi", "--save_pid", "--bind_cores_to_rank"),
+    *("--elastic_training",),
 )
 SWITCHES = {"accelerate": ACCELERATE_SWITCHES, "deepspeed": DEEPSPEED_SWITCHES}
 
@@ -27,6 +30,9 @@ NODES = ("--num_machines", "--num_nodes")
 
 # A file of accelerate with more options.
 CONFIG = "--config_file"
+
+# A value of a flag, as argparse has it: another flag is none, but a negative number is.
+VALUE = re.compile(r"[^-].*|-[\d.]+|-.*\s.*", re.DOTALL)
 
 MODULE = ("-m", "--module")
 PRECISION = "--mixed_precision"
@@ -53,7 +59,8 @@ def read_launcher(launch: Launch, words: list[str]) -> None:
     launch.is_alone = launch.nodes == "1" or not any(name in given for name in WITH_OTHERS)
     if PRECISION in given:
         launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", given[PRECISION], launch.path)
-    read = {*MODULE, *PROCESSES, *NODES, ALL_PROCESSES, PRECISION}
+    read = {*MODULE, *PROCESSES, *NODES, *SLOTS, ALL_PROCESSES, PRECISION}
+    read |= _read_flags_of_torchrun(launch, given, read)
     dropped = [
         f"{written} {value}".strip()
         for written, value in flags.items()
@@ -82,7 +89,7 @@ def _take_flags(rest: list[str], switches: tuple[str, ...]) -> dict[str, str]:
     while rest and rest[0].startswith("-"):
         written, equals, value = rest.pop(0).partition("=")
         is_switch = bool(equals) or _with_underscores(written) in switches
-        if not is_switch and rest and not SCRIPT.fullmatch(rest[0]):
+        if not is_switch and rest and VALUE.fullmatch(rest[0]) and not SCRIPT.fullmatch(rest[0]):
             value = rest.pop(0)
         found[written] = value
     return found
@@ -105,6 +112,19 @@ def _set_counts(launch: Launch, given: Mapping[str, str]) -> None:
         _set_all_processes(launch, given[ALL_PROCESSES], machines)
 
 
+def _read_flags_of_torchrun(
+    launch: Launch, given: Mapping[str, str], read: Collection[str]
+) -> set[str]:
+    """Read the flags that accelerate gives to torchrun, and return their names."""
+    found = set()
+    for flag in FLAGS if launch.program == "accelerate" else ():
+        name = _with_underscores(flag.name)
+        if name in given and name not in read and flag.instead != RENDEZVOUS:
+            read_flag(launch, flag, given[name])
+            found.add(name)
+    return found
+
+
 def _set_slots(launch: Launch, text: str, path: str) -> None:
     """Set the nodes and the processes of each from slots: `NAME:0,1@NAME:0,1`; `NAME` has all.
 
@@ -119,6 +139,9 @@ def _set_slots(launch: Launch, text: str, path: str) -> None:
         launch.nodes = str(len(slots))
     if len(counts) == 1 and all(counts):
         set_processes(launch.draft, counts.pop(), path)
+    else:
+        why = "a DDPJob has the same number of processes on all nodes"
+        launch.draft.drop(path, text, why, "set spec.nprocPerNode")
 
 
 def _set_all_processes(launch: Launch, processes: str, machines: str) -> None:

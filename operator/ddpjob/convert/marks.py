@@ -8,7 +8,11 @@ import re
 from typing import Any
 
 # An escaped character, or a text in quotes. A default in `"${NAME:-"default"}"` has its own quotes.
-QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|\$\{\w+:?[-=]"[^"{}]*"\}|[^"\\])*\"""", re.DOTALL)
+BEFORE_DEFAULT = r"\$\{\w+:?[-=]"
+IN_DEFAULT = r"(?:[^\"{}]|\$\{[^\"{}]*\})*"
+QUOTED = re.compile(
+    rf"""\\.|'[^']*'|"(?:\\.|{BEFORE_DEFAULT}"{IN_DEFAULT}"\}}|[^"\\])*\"""", re.DOTALL
+)
 
 # Characters with a meaning for a shell outside of quotes.
 SPECIAL = "$`~*{<>"

@@ -24,7 +24,7 @@ def read_node(draft: Draft, template: Any, path: str, container: str) -> Launch:
     read_command(launch, _words(trainer, where))
     devices = choose_accelerator(draft)
     settle_processes(launch, devices)
-    refer_to_variables(draft, launch.path)
+    refer_to_variables(launch)
     note_selectors(draft, f"{path}.spec")
     return launch
 

@@ -42,7 +42,7 @@ def read_patches(draft: Draft, spec: Dict, jobs: Sequence[str]) -> list[Patch]:
     """
     found: list[Patch] = []
     for path, one in _objects(spec, "runtimePatches"):
-        found += _of_runtime(draft, one, path)
+        found += _of_runtime(draft, one, path, jobs)
     for path, one in _objects(spec, "podTemplateOverrides"):
         if _is_for_nodes(draft, one, path, jobs):
             found.append(Patch(_without_targets(one), path, f"{path}.spec"))
@@ -125,24 +125,30 @@ def _is_for_nodes(draft: Draft, override: Dict, path: str, jobs: Sequence[str]) 
     for index, target in enumerate(children(override, "targetJobs")):
         at = f"{path}.targetJobs[{index}]"
         read_fields({"name": used}, draft, target, at)
-        if jobs and targets[index] not in jobs:
-            raise SpecError(
-                f"{at}.name: the runtime has no job {targets[index]}, only {', '.join(jobs)}; give "
-                "the name of one of them"
-            )
+        _require_job(targets[index], jobs, at)
     if not targets or any(name in OF_NODES for name in targets):
         return True
     draft.drop(path, dict(override), f"it is for {', '.join(targets)}: {INITIALIZERS}")
     return False
 
 
-def _of_runtime(draft: Draft, patch: Dict, path: str) -> list[Patch]:
+def _require_job(name: str, jobs: Sequence[str], path: str) -> None:
+    """Raise SpecError for a job that the runtime does not have, if the runtime is known."""
+    if jobs and name not in jobs:
+        raise SpecError(
+            f"{path}.name: the runtime has no job {name}, only {', '.join(jobs)}; give the name of "
+            "one of them"
+        )
+
+
+def _of_runtime(draft: Draft, patch: Dict, path: str, jobs: Sequence[str]) -> list[Patch]:
     """Return the patches of the template of a node within a patch of the runtime."""
     found: list[Patch] = []
 
     def replicated(draft: Draft, value: Any, path: str) -> None:
         for index, one in enumerate(require_objects(value, path)):
             at = f"{path}[{index}]"
+            _require_job(str(one.get("name", "")), jobs, at)
             if one.get("name") not in OF_NODES:
                 draft.drop(at, dict(one), INITIALIZERS)
                 continue

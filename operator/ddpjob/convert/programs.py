@@ -63,7 +63,7 @@ def _prefix(launch: Launch, words: list[str]) -> None:
         launch.draft.drop(f"{launch.path}: {program}", " ".join(own), why)
     while program == "env" and rest and "=" in rest[0]:
         name, _, value = rest.pop(0).partition("=")
-        launch.draft.add_variable(name, value, launch.path)
+        launch.add_variable(name, value, launch.path)
     read_command(launch, rest)
 
 

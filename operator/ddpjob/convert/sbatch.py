@@ -203,7 +203,7 @@ def _add_variables(launch: Launch, text: str) -> None:
     for pair in text.split(","):
         name, equals, value = pair.partition("=")
         if equals:
-            launch.draft.add_variable(name, launch.resolve(value), f"{launch.path}: --env")
+            launch.add_variable(name, launch.resolve(value), f"{launch.path}: --env")
         else:
             launch.draft.drop(f"{launch.path}: --env", pair, "it sets no value")
 
@@ -338,7 +338,7 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
     if nodes > 1 and not request.is_step and not launch.starts_others:
         _note_one_start(draft, launch, nodes)
     settle_processes(launch, devices)
-    refer_to_variables(draft, launch.path)
+    refer_to_variables(launch)
 
 
 def _remark_on_other_gpus(request: Request, nodes: int, gpus: int) -> None:

@@ -122,7 +122,8 @@ class Script:
         self.launch.is_in_script = True
         self.stops = self.stops or FIRST_LINE.match(text) is not None
         statements = read_shell(rewrite(text))
-        candidates = find_trainings(statements, self.launch.path, self.variables.known)
+        known = {**literals(self.launch.draft), **self.variables.known}
+        candidates = find_trainings(statements, self.launch.path, known)
         chosen = most_likely(candidates)
         apart = [one.statement for one in candidates if one.starts_processes or one is chosen]
         joined = join_chains(statements, apart)
@@ -202,7 +203,14 @@ class Script:
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
         text = expand_arrays(statement.commands[position], self.variables.elements)
-        return self._in_folder(expand_command(text, {**with_spaces, **self.variables.known}))
+        known = {**with_spaces, **self.variables.known}
+        expanded = expand_command(text, known)
+        before = expand_command(text, {**known, **self.variables.lost})
+        if rank_of(before, known) and not rank_of(expanded, known):
+            # The command itself is in a variable that a block may change.
+            self.variables.note_lost(text)
+            expanded = before
+        return self._in_folder(expanded)
 
     def _in_folder(self, text: str) -> str:
         """Return a text with the current folder as a path from the working directory."""

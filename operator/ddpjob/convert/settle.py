@@ -3,7 +3,7 @@
 import re
 
 from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import Launch, literals
+from ddpjob.convert.launch import Launch, drop_variables_of_torchrun, literals
 from ddpjob.convert.shell import ONLY_A_SHELL, VARIABLE
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import children
@@ -25,8 +25,10 @@ NO_SHELL = ("no shell reads it", "write its value")
 RANK = "RANK"
 
 
-def refer_to_variables(draft: Draft, path: str) -> None:
+def refer_to_variables(launch: Launch) -> None:
     """Write known variables in the arguments in the form of Kubernetes. Note unknown variables."""
+    draft, path = launch.draft, launch.path
+    drop_variables_of_torchrun(launch)
     known = {*(str(one.get("name")) for one in children(draft.spec, "env")), *OF_EVERY_POD}
     args = [
         VARIABLE.sub(

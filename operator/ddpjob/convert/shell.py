@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
-from ddpjob.convert.marks import MARKS, QUOTED, mark
+from ddpjob.convert.marks import BEFORE_DEFAULT, IN_DEFAULT, MARKS, QUOTED, mark
 
 # Operators between the commands of a statement, in a chain of statements, and of both and others.
 # Longer ones come first.
@@ -31,7 +31,10 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\})")
 
 # ${NAME:-"default"}
-QUOTED_DEFAULT = re.compile(r'(\$\{\w+:?[-=])"([^"{}]*)"\}')
+QUOTED_DEFAULT = re.compile(rf"({BEFORE_DEFAULT})\"({IN_DEFAULT})\"\}}")
+
+# `eval`, also after assignments and a prefix such as `time`.
+EVAL = re.compile(r"(?:\w+=\S*\s+)*(?:\w+\s+)?eval\s")
 
 # The other expansions of a shell: an argument, the number of its process, a part of a value.
 ONLY_A_SHELL = re.compile(
@@ -162,9 +165,13 @@ def join_elements(elements: str) -> str:
 def expand_arrays(text: str, elements: Callable[[str], str]) -> str:
     """Return a command with the elements of arrays, given by their names.
 
-    Those of `"${NAME[@]}"` keep their words, and those within other quotes are one text. A shell
-    splits the others at their spaces.
+    Each element of `[@]` in quotes is a word, and those of `[*]` in quotes are one text. A shell
+    splits elements without quotes at their spaces.
     """
+
+    def in_quotes(found: re.Match[str]) -> str:
+        words = [_escaped(word) for word in split_words(elements(found[1]))]
+        return '" "'.join(words) if found[2] == "@" else " ".join(words)
 
     def replaced(found: re.Match[str]) -> str:
         whole = found[0]
@@ -172,10 +179,9 @@ def expand_arrays(text: str, elements: Callable[[str], str]) -> str:
             return _escaped(join_elements(elements(found[1])), "\"'")
         if whole[0] != '"':
             return whole
-        alone = ELEMENTS.fullmatch(whole[1:-1])
-        if alone and alone[2] == "@":
-            return elements(alone[1])
-        return ELEMENTS.sub(lambda one: _escaped(join_elements(elements(one[1]))), whole)
+        text = ELEMENTS.sub(in_quotes, whole)
+        # Without elements there is no word, not an empty one.
+        return "" if text == '""' and "@" in whole else text
 
     return QUOTED_OR_ELEMENTS.sub(replaced, text)
 
@@ -234,7 +240,7 @@ def expand_command(text: str, values: Mapping[str, str]) -> str:
 
     # `eval` reads quotes in a value.
     for_eval = {name: _escaped(value, "\"'") for name, value in resolved.items()}
-    outside = for_eval if text.startswith("eval ") else values
+    outside = for_eval if EVAL.match(text) else values
     return expand(QUOTED.sub(quoted_text, mark(text)), outside)
 
 
@@ -352,7 +358,7 @@ class _Scanner:
             character = self.text[self.index]
             if character == "\\" and quote != "'":
                 self.index += 2
-            elif quote != "'" and (end := _substitution_end(self.text, self.index)) > self.index:
+            elif quote != "'" and (end := self._expansion_end()) > self.index:
                 self.index = end
             elif quote or character in "'\"":
                 quote = _next_quote(quote, character)
@@ -366,6 +372,14 @@ class _Scanner:
                 self.index += self._group_length()
         self.index = min(self.index, len(self.text))
         return ""
+
+    def _expansion_end(self) -> int:
+        """Return the end of the substitution or expansion at this place; this place without one.
+
+        Quotes in it are its own.
+        """
+        found = WITH_SPACES.match(self.text, self.index)
+        return found.end() if found else _substitution_end(self.text, self.index)
 
     def _is_at_word(self) -> bool:
         return self.index == 0 or self.text[self.index - 1] in " \t\n;&|"

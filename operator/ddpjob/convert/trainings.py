@@ -72,13 +72,15 @@ def find_trainings(
     for one in statements:
         array = ARRAY.fullmatch(one.text)
         if array:
-            arrays[array[1]] = LINE_END.sub(" ", array[3])
+            before = arrays.get(array[1], "") if array[2] else ""
+            elements = _with_elements(LINE_END.sub(" ", array[3]), arrays)
+            arrays[array[1]] = f"{before} {elements}".strip()
             continue
         for word in one.words if one.is_readable else ():
             assignment = assignment_of(word)
             if assignment:
                 before = known.get(assignment.name, "") if assignment.adds else ""
-                known[assignment.name] = before + assignment.value
+                known[assignment.name] = expand(before + assignment.value, known)
         if not one.is_readable or is_assignment(one.words):
             continue
         texts = [expand_command(_with_elements(text, arrays), known) for text in one.commands]

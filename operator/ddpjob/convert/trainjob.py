@@ -70,10 +70,11 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
         require_known(patches, template)
     template, of_patches = patched(template, patches, path)
     trainer = child(spec, "trainer")
-    sources = {**of_patches, **sources_of(template, trainer, path)}
-    merged = with_trainer(draft, template, trainer, path)
-    of_runtime = len(draft.remarks)
+    sources = of_patches
     try:
+        sources = {**of_patches, **sources_of(template, trainer, path)}
+        merged = with_trainer(draft, template, trainer, path)
+        of_runtime = len(draft.remarks)
         if not runtime:
             _require_command(draft, merged, path)
         launch = read_node(draft, merged, path, NODE)

@@ -18,6 +18,7 @@ from ddpjob.convert.shell import (
     Statement,
     assignment_of,
     expand,
+    expand_arrays,
     expand_known,
     has_only_a_shell,
     has_substitution,
@@ -132,12 +133,9 @@ class Variables:
         reason = reason_against_variable(name)
         if reason:
             self.values[name] = value if is_literal else NO_VALUE
-            if is_literal and not is_exported:
-                # It is a variable of the script alone.
-                return
-            remark = self.launch.draft.drop(f"{where} {name}", value, reason)
-            if is_literal:
-                self.launch.of_torchrun[name] = (value, remark)
+            # Without an export it is a variable of the script alone.
+            if is_exported or not is_literal:
+                self.launch.add_variable(name, value, where)
             return
         if HOME.search(value):
             self.launch.draft.note(f"{where} {name}", NO_HOME, WRITE_PATH)
@@ -198,7 +196,8 @@ class Variables:
             return
         before = self.arrays.get(name, "") if plus else ""
         self.unused.setdefault(name, []).append(statement)
-        self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
+        elements = expand_arrays(LINE_END.sub(" ", elements), self._known_elements)
+        self.arrays[name] = f"{before} {elements}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
 
     def _joined_elements(self, found: re.Match[str]) -> str:
@@ -207,10 +206,19 @@ class Variables:
         self.unused.pop(name, None)
         return join_elements(self.arrays[name]) if name in self.arrays else found[0]
 
+    def _known_elements(self, name: str) -> str:
+        """Return the elements of an array; its use if they are not known."""
+        self.unused.pop(name, None)
+        return self.arrays.get(name, f"${{{name}[@]}}")
+
     def elements(self, name: str) -> str:
         """Return the elements of an array; none of one without a known value."""
         if name not in self.arrays:
-            self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", ONLY_A_SHELL)
+            before = self.lost.get(name)
+            why = (
+                f"a block may change it; before, it is {quoted(before)}" if before else ONLY_A_SHELL
+            )
+            self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", why)
         self.unused.pop(name, None)
         return self.arrays.get(name, "")
 
@@ -250,7 +258,7 @@ class Variables:
             if value != NO_VALUE:
                 self.lost[name] = value
             self.values[name] = NO_VALUE
-            self.arrays.pop(name, None)
+            self._forget_array(name, statement)
             before = self.definitions.get(name)
             if defines:
                 self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
@@ -260,6 +268,18 @@ class Variables:
             elif is_export or name in self.exported or self.exports_all:
                 why = "the block may export it; the pods do not have it"
                 self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
+
+    def _forget_array(self, name: str, statement: Statement) -> None:
+        """Forget the elements of an array set in a block, unless it only adds to them."""
+        if name not in self.arrays:
+            return
+        additions = re.findall(rf"\b{name}(\+?)=", statement.text)
+        if all(additions):
+            why = "the block may add to it; the training has the elements before"
+            where = f"{self.launch.path}: line {statement.line} {name}"
+            self.launch.draft.note(where, why, "write them into args")
+        else:
+            self.lost[name] = join_elements(self.arrays.pop(name))
 
     def note_lost(self, word: str) -> None:
         """Note the value before a block of the variables in an argument."""
