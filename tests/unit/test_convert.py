@@ -291,7 +291,10 @@ def test_flags_of_torchrun_are_named_if_they_are_dropped():
 
 def test_another_number_of_nodes_in_a_flag_is_named():
     _, comments = converted("torchrun", "--nnodes=8", "a.py")
-    assert "the nodes in the flags of torchrun: 8: because the manifest has 2" in comments
+    assert (
+        "the nodes in the flags of torchrun: 8: because their number in the manifest is 2"
+        in comments
+    )
 
 
 def test_one_process_stays_one_process():

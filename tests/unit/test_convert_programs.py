@@ -67,12 +67,21 @@ def test_the_module_of_deepspeed_is_deepspeed():
 
 
 def test_accelerate_gives_flags_to_torchrun():
-    flags = "--max_restarts 3 --monitor-interval 5 --rdzv_backend c10d --tee 3"
+    conf = "rdzv_endpoint=a:1,timeout=9"
+    flags = f"--max_restarts 3 --monitor-interval 5 --rdzv_backend c10d --tee 3 --rdzv_conf {conf}"
     spec, comments = converted("accelerate", "launch", *flags.split(), "a.py")
     assert spec["failurePolicy"] == {"maxRestarts": 3}
-    assert spec["torchrun"] == {"args": ["--monitor-interval", "5"]}
+    args = ["--monitor-interval", "5"]
+    assert spec["torchrun"] == {"args": args, "rdzvConf": {"timeout": 9}}
+    assert '--rdzv-conf rdzv_endpoint: "a:1": because the operator sets' in comments
     assert '["--rdzv_backend c10d"]' in comments
     assert '--tee: "3"' in comments
+
+
+def test_an_empty_value_of_a_flag_is_a_value():
+    flags = ("--machine_rank", "", "--num_processes", "4")
+    spec, _ = converted("accelerate", "launch", *flags, "a.py")
+    assert (spec["args"], spec["nprocPerNode"]) == (["a.py"], 4)
 
 
 def test_deepspeed_gave_each_process_an_argument():
@@ -134,6 +143,7 @@ def test_variables_of_torchrun_are_read_as_its_flags():
     ("lines", "remark"),
     [
         # torchrun does not get it.
+        (["PET_NPROC_PER_NODE=$N"], ""),
         (["PET_NPROC_PER_NODE=4"], ""),
         (["export PET_NPROC_PER_NODE=4", "unset PET_NPROC_PER_NODE"], ""),
         (

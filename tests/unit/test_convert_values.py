@@ -240,6 +240,8 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
         ('"p${B[@]}q"', ["p--name", "a b", "-xq"]),
         ('"${C[@]}"', ["1", "--name", "a b", "-x", "2 3"]),
         ('"${E[@]}"', []),
+        ('"${F[@]}"', [""]),
+        ('"${X:-"/o/${Z:-"me"}"}"', ["/o/me"]),
         ('"${X:-"${Y}/a b"}"', ["/y/a b"]),
         ('"${X:-"a;b"}"', ["a;b"]),
         ('"${B[*]} y"', ["--name a b -x y"]),
@@ -251,7 +253,7 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
     ],
 )
 def test_quotes_keep_the_words_of_an_array_and_of_a_default_together(word, args):
-    lines = ('B=(--name "a b" -x)', 'C=(1 "${B[@]}")', 'C+=("2 3")', "E=()", "Y=/y")
+    lines = ('B=(--name "a b" -x)', 'C=(1 "${B[@]}")', 'C+=("2 3")', "E=()", 'F=("")', "Y=/y")
     _, found, _ = shell("\n".join([*lines, f"torchrun a.py {word}"]))
     assert found == ["a.py", *args]
 
@@ -342,14 +344,33 @@ def test_a_command_in_a_variable_of_the_pod_is_the_training():
 
 
 @pytest.mark.parametrize(
-    ("block", "args", "remark"),
+    "block",
     [
-        ("ARGS+=(--y)", ["--x", "1"], "line 3 ARGS: the block may add to it"),
-        ("ARGS=(--y)", [], '"${ARGS[@]}": because a block may change it; before, it is "--x 1"'),
+        "if a; then ARGS+=(--y); fi",
+        "if a; then ARGS=(--y); fi",
+        "while read -ra ARGS; do a; done",
     ],
 )
-def test_an_array_that_a_block_may_change_is_in_a_remark(block, args, remark):
-    lines = ("ARGS=(--x 1)", f"if a; then {block}; fi", 'srun torchrun a.py "${ARGS[@]}"')
+def test_an_array_that_a_block_may_change_has_the_elements_before(block):
+    lines = ("ARGS=(--x 1)", block, "ARGS+=(--z)", 'srun torchrun a.py "${ARGS[@]}"')
     spec, comments = converted_script(*lines)
-    assert spec["args"] == ["a.py", *args]
-    assert remark in comments
+    assert spec["args"] == ["a.py", "--x", "1", "--z"]
+    assert "line 3 ARGS: the block may change it; the training has its elements before" in comments
+
+
+def test_a_path_that_grows_in_many_lines_is_read():
+    lines = [f"export PATH=/opt/{number}/bin:$PATH" for number in range(40)]
+    spec, _ = converted_script(*lines, "srun torchrun a.py")
+    assert spec["args"] == ["a.py"]
+
+
+def test_the_elements_of_an_array_have_the_values_of_its_line():
+    lines = ("A='--a 1'", "LR=1", "ARGS=($A --lr $LR)", "LR=2", 'srun torchrun x.py "${ARGS[@]}"')
+    spec, _ = converted_script(*lines)
+    assert spec["args"] == ["x.py", "--a", "1", "--lr", "1"]
+
+
+@pytest.mark.parametrize("line", ['K=${J%"}"}', 'K="${J%"}"}"', 'K="${J%%\\{*}"', "K=${#J}"])
+def test_braces_of_an_expansion_do_not_hide_the_training(line):
+    spec, _ = converted_script(line, "srun torchrun a.py", 'L="${J##*\\}}"')
+    assert spec["args"] == ["a.py"]

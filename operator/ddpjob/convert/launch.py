@@ -189,10 +189,11 @@ def _flags_of_variables(launch: Launch, given: set[str]) -> list[tuple[Flag, str
 
 def drop_variables_of_torchrun(launch: Launch) -> None:
     """Remark on the variables that torchrun did not take for flags."""
-    instead = {flag.variable: flag.instead.removesuffix(" instead") for flag in FLAGS}
+    fields = {flag.variable: flag.instead.partition(" instead") for flag in FLAGS}
     for name, (value, path) in launch.of_torchrun.items():
+        advice, is_advice, _ = fields.get(name, ("", "", ""))
         reason = reason_against_variable(name)
-        launch.draft.drop(path, value, reason, instead.get(name, "").partition(REMOVE)[0])
+        launch.draft.drop(path, value, reason, advice if is_advice else "")
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -274,6 +275,10 @@ def _rdzv_conf(launch: Launch, flag: Flag, value: str) -> None:
 
 def set_rendezvous(draft: Draft, key: str, value: str, path: str) -> None:
     """Set a field of torchrun.rdzvConf."""
+    if key.startswith("rdzv_"):
+        # Scripts for accelerate give the rendezvous itself there.
+        draft.drop(f"{path} {key}", value, RENDEZVOUS.removesuffix(REMOVE))
+        return
     if key == "is_host":
         draft.drop(f"{path} {key}", value, "the operator chooses the host of the rendezvous")
         return

@@ -32,7 +32,7 @@ NODES = ("--num_machines", "--num_nodes")
 CONFIG = "--config_file"
 
 # A value of a flag, as argparse has it: another flag is none, but a negative number is.
-VALUE = re.compile(r"[^-].*|-[\d.]+|-.*\s.*", re.DOTALL)
+VALUE = re.compile(r"([^-].*)?|-[\d.]+|-.*\s.*", re.DOTALL)
 
 MODULE = ("-m", "--module")
 PRECISION = "--mixed_precision"
@@ -137,11 +137,15 @@ def _set_slots(launch: Launch, text: str, path: str) -> None:
     counts = {len(chosen) for chosen in slots.values()}
     if len(slots) > 1 and not launch.nodes:
         launch.nodes = str(len(slots))
-    if len(counts) == 1 and all(counts):
-        set_processes(launch.draft, counts.pop(), path)
-    else:
+    if counts == {0}:
+        launch.draft.drop(
+            path, text, "the number of their slots is not here", "set spec.nprocPerNode"
+        )
+    elif len(counts) > 1:
         why = "a DDPJob has the same number of processes on all nodes"
         launch.draft.drop(path, text, why, "set spec.nprocPerNode")
+    else:
+        set_processes(launch.draft, counts.pop(), path)
 
 
 def _set_all_processes(launch: Launch, processes: str, machines: str) -> None:

@@ -199,11 +199,8 @@ class Script:
 
         Variables of the pods with spaces are replaced too, because their words must be split.
         """
-        with_spaces = {
-            key: text for key, text in literals(self.launch.draft).items() if " " in text
-        }
         text = expand_arrays(statement.commands[position], self.variables.elements)
-        known = {**with_spaces, **self.variables.known}
+        known = {**self.variables.with_spaces, **self.variables.known}
         expanded = expand_command(text, known)
         before = expand_command(text, {**known, **self.variables.lost})
         if rank_of(before, known) and not rank_of(expanded, known):

@@ -87,7 +87,7 @@ def settle_nodes(launch: Launch, nodes: int) -> None:
         launch.draft.drop(
             f"{launch.path}: the nodes in the flags of {launch.program}",
             int(launch.nodes),
-            f"the manifest has {nodes} nodes",
+            f"their number in the manifest is {nodes}",
             "nodes",
         )
 

@@ -179,11 +179,19 @@ def expand_arrays(text: str, elements: Callable[[str], str]) -> str:
             return _escaped(join_elements(elements(found[1])), "\"'")
         if whole[0] != '"':
             return whole
-        text = ELEMENTS.sub(in_quotes, whole)
-        # Without elements there is no word, not an empty one.
-        return "" if text == '""' and "@" in whole else text
+        alone = ELEMENTS.fullmatch(whole[1:-1])
+        if alone and alone[2] == "@":
+            return elements(alone[1])
+        return ELEMENTS.sub(in_quotes, whole)
 
     return QUOTED_OR_ELEMENTS.sub(replaced, text)
+
+
+def without_inner_quotes(text: str) -> str:
+    """Return a text in quotes without the quotes of defaults in it."""
+    while (plain := QUOTED_DEFAULT.sub(r"\1\2}", text)) != text:
+        text = plain
+    return text
 
 
 def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
@@ -236,7 +244,7 @@ def expand_command(text: str, values: Mapping[str, str]) -> str:
         if found[0][0] != '"':
             return found[0]
         # Quotes around a default within quotes have no effect.
-        return expand(QUOTED_DEFAULT.sub(r"\1\2}", found[0]), in_quotes)
+        return expand(without_inner_quotes(found[0]), in_quotes)
 
     # `eval` reads quotes in a value.
     for_eval = {name: _escaped(value, "\"'") for name, value in resolved.items()}
@@ -374,11 +382,11 @@ class _Scanner:
         return ""
 
     def _expansion_end(self) -> int:
-        """Return the end of the substitution or expansion at this place; this place without one.
+        """Return the end of a substitution, or of a default with quotes of its own, at this place.
 
-        Quotes in it are its own.
+        Without one, return this place.
         """
-        found = WITH_SPACES.match(self.text, self.index)
+        found = QUOTED_DEFAULT.match(self.text, self.index)
         return found.end() if found else _substitution_end(self.text, self.index)
 
     def _is_at_word(self) -> bool:

@@ -11,6 +11,8 @@ from ddpjob.convert.programs import WRAPPERS, is_prefix, split_prefix
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
+    VARIABLE,
+    Assignment,
     Statement,
     assignment_of,
     expand,
@@ -74,13 +76,13 @@ def find_trainings(
         if array:
             before = arrays.get(array[1], "") if array[2] else ""
             elements = _with_elements(LINE_END.sub(" ", array[3]), arrays)
-            arrays[array[1]] = f"{before} {elements}".strip()
+            arrays[array[1]] = f"{before} {expand_command(elements, known)}".strip()
             continue
         for word in one.words if one.is_readable else ():
             assignment = assignment_of(word)
             if assignment:
                 before = known.get(assignment.name, "") if assignment.adds else ""
-                known[assignment.name] = expand(before + assignment.value, known)
+                known[assignment.name] = before + _without_itself(assignment, known)
         if not one.is_readable or is_assignment(one.words):
             continue
         texts = [expand_command(_with_elements(text, arrays), known) for text in one.commands]
@@ -91,6 +93,15 @@ def find_trainings(
     if not best:
         raise _no_training(statements, path)
     return [one for one in found if one.rank == best]
+
+
+def _without_itself(assignment: Assignment, known: Mapping[str, str]) -> str:
+    """Return the value of an assignment with the value before in the place of its own name."""
+    name = assignment.name
+    before = known.get(name, "")
+    return VARIABLE.sub(
+        lambda found: before if name in found.groups() else found[0], assignment.value
+    )
 
 
 def most_likely(candidates: Sequence[Candidate]) -> Candidate:

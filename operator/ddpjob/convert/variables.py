@@ -12,21 +12,23 @@ from ddpjob.convert.shell import (
     ELEMENTS,
     HERE_DOCUMENT,
     NO_VALUE,
-    QUOTED_DEFAULT,
     VARIABLE,
     Assignment,
     Statement,
     assignment_of,
     expand,
     expand_arrays,
+    expand_command,
     expand_known,
     has_only_a_shell,
     has_substitution,
     is_only_a_shell,
     join_elements,
     split_words,
+    without_inner_quotes,
 )
 from ddpjob.convert.trainings import EXPORTS, LINE_END
+from ddpjob.core.api.names import RESERVED_PREFIX
 from ddpjob.core.api.readers import children, quoted
 
 # The option of declare that exports.
@@ -81,6 +83,11 @@ class Variables:
     dropped: dict[str, list[Remark]] = field(default_factory=dict)
 
     @property
+    def with_spaces(self) -> Mapping[str, str]:
+        """Return the variables of the pods with several words: a shell splits them."""
+        return {key: text for key, text in literals(self.launch.draft).items() if " " in text}
+
+    @property
     def known(self) -> Mapping[str, str]:
         """Return the known values of variables. Those of the script come before others."""
         return {**self.launch.values, **self.values}
@@ -133,8 +140,8 @@ class Variables:
         reason = reason_against_variable(name)
         if reason:
             self.values[name] = value if is_literal else NO_VALUE
-            # Without an export it is a variable of the script alone.
-            if is_exported or not is_literal:
+            # Without an export, torchrun does not get it.
+            if is_exported or not (is_literal or name.startswith(RESERVED_PREFIX)):
                 self.launch.add_variable(name, value, where)
             return
         if HOME.search(value):
@@ -172,8 +179,7 @@ class Variables:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
         text = f"${{{found.name}}}{found.value}" if found.adds else found.value
         text = ELEMENTS.sub(self._joined_elements, text)
-        # A default in an assignment has no quotes of its own.
-        text = QUOTED_DEFAULT.sub(r"\1\2}", text)
+        text = without_inner_quotes(text)
         known = {**literals(self.launch.draft), **self.known}
         return self.in_folder(expand(text, known))
 
@@ -197,6 +203,7 @@ class Variables:
         before = self.arrays.get(name, "") if plus else ""
         self.unused.setdefault(name, []).append(statement)
         elements = expand_arrays(LINE_END.sub(" ", elements), self._known_elements)
+        elements = expand_command(elements, {**self.with_spaces, **self.known})
         self.arrays[name] = f"{before} {elements}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
 
@@ -214,11 +221,7 @@ class Variables:
     def elements(self, name: str) -> str:
         """Return the elements of an array; none of one without a known value."""
         if name not in self.arrays:
-            before = self.lost.get(name)
-            why = (
-                f"a block may change it; before, it is {quoted(before)}" if before else ONLY_A_SHELL
-            )
-            self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", why)
+            self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", ONLY_A_SHELL)
         self.unused.pop(name, None)
         return self.arrays.get(name, "")
 
@@ -258,7 +261,9 @@ class Variables:
             if value != NO_VALUE:
                 self.lost[name] = value
             self.values[name] = NO_VALUE
-            self._forget_array(name, statement)
+            if name in self.arrays:
+                why = "the block may change it; the training has its elements before"
+                self.launch.draft.note(f"{where} {name}", why, "write the elements into args")
             before = self.definitions.get(name)
             if defines:
                 self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
@@ -268,18 +273,6 @@ class Variables:
             elif is_export or name in self.exported or self.exports_all:
                 why = "the block may export it; the pods do not have it"
                 self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
-
-    def _forget_array(self, name: str, statement: Statement) -> None:
-        """Forget the elements of an array set in a block, unless it only adds to them."""
-        if name not in self.arrays:
-            return
-        additions = re.findall(rf"\b{name}(\+?)=", statement.text)
-        if all(additions):
-            why = "the block may add to it; the training has the elements before"
-            where = f"{self.launch.path}: line {statement.line} {name}"
-            self.launch.draft.note(where, why, "write them into args")
-        else:
-            self.lost[name] = join_elements(self.arrays.pop(name))
 
     def note_lost(self, word: str) -> None:
         """Note the value before a block of the variables in an argument."""
