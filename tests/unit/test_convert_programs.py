@@ -1,10 +1,11 @@
 """`ddpjob convert`: the programs before torchrun, python or a script."""
 
 import pytest
-from conversions import converted, converted_script
+from conversions import a_script, convert, converted, converted_script
 
 from ddpjob.convert.launchers import ACCELERATE_SWITCHES, DEEPSPEED_SWITCHES
 from ddpjob.convert.programs import split_prefix
+from ddpjob.core.api.readers import SpecError
 
 GPU = "nvidia.com/gpu"
 
@@ -199,6 +200,7 @@ def test_a_variable_of_torchrun_in_a_pod_is_that_of_the_other_operator(value):
     spec, comments = converted("torchrun", "a.py", env=env, spec={"nprocPerNode": "4"})
     assert spec["nprocPerNode"] == 4
     assert comments.count("because torchrun takes it for a flag") == 2
+    assert "instead: set spec.failurePolicy.maxRestarts" in comments
 
 
 def test_options_of_a_container_also_come_before_exec():
@@ -249,3 +251,17 @@ def test_the_limit_of_timeout_is_a_field(limit, seconds):
 def test_the_options_of_a_prefix_are_not_the_command():
     assert split_prefix(["timeout", "-s", "9", "5", "a", "-x"]) == (["-s", "9", "5"], ["a", "-x"])
     assert split_prefix(["tini", "--", "-x"]) == ([], ["-x"])
+
+
+def test_shifter_runs_the_training_in_an_image():
+    command = "srun shifter --image=docker:a/b:1 --module=gpu,nccl-plugin -V /x:/y"
+    for start in ("torchrun --nnodes 2 a.py", 'bash -c "torchrun --nnodes 2 a.py"'):
+        found = convert(a_script("#SBATCH --nodes=2", f"{command} {start}"))
+        assert found.document["spec"]["args"] == ["a.py"]
+        assert found.document["spec"]["image"] == "a/b:1"
+        assert '["--module gpu,nccl-plugin", "-V /x:/y"]' in found.comments()
+
+
+def test_a_step_with_an_unknown_program_is_an_error_with_its_line():
+    with pytest.raises(SpecError, match="line 3: srun starts a program that ddpjob convert does"):
+        converted_script("echo", "srun tune run --nnodes 2 recipe")

@@ -211,8 +211,8 @@ def test_a_redirection_is_dropped_with_its_word(redirection):
 def test_a_value_before_a_block_is_noted_where_it_is_used():
     lines = ("ARGS='--a 1'", "[ $D = 1 ] && ARGS+=' --b'", "srun torchrun a.py $ARGS")
     spec, comments = converted_script(*lines)
-    assert spec["args"] == ["a.py", "$ARGS"]
-    assert 'ARGS in args: a block may change it; before, it is "--a 1"; instead: write' in comments
+    assert spec["args"] == ["a.py", "--a", "1"]
+    assert 'ARGS in args: a block may change it; before, it is "--a 1", as in the tr' in comments
     _, comments = converted_script("I=0", "while x; do I=1; done", "srun torchrun a.py")
     assert "a block may change it" not in comments
 
@@ -334,7 +334,51 @@ def test_a_command_that_a_block_may_change_is_that_before_it():
     lines = ("CMD='torchrun a.py'", '[ -n "$D" ] && CMD="$CMD --debug"', "srun $CMD")
     spec, comments = converted_script(*lines)
     assert spec["args"] == ["a.py"]
-    assert 'a block may change it; before, it is "torchrun a.py"' in comments
+    assert 'a block may change it; before, it is "torchrun a.py", as in the training' in comments
+
+
+@pytest.mark.parametrize(
+    "step", ['ARGS="$ARGS --c 3"', 'ARGS+=" --c 3"', 'ARGS="${ARGS} --c"; ARGS+=" 3"']
+)
+def test_arguments_built_up_after_a_block_have_all_other_steps(step):
+    lines = ("ARGS='--a 1'", 'if x; then ARGS="$ARGS --b"; fi', step, "srun torchrun a.py $ARGS")
+    spec, comments = converted_script(*lines)
+    assert spec["args"] == ["a.py", "--a", "1", "--c", "3"]
+    assert 'a block may change it; before, it is "--a 1 --c 3", as in the training' in comments
+
+
+def test_a_number_that_a_block_may_change_is_not_taken_from_before_it():
+    lines = ("N=1", "if x; then N=8; fi", "srun torchrun --nproc-per-node=$N a.py")
+    spec, comments = converted_script(*lines)
+    assert "nprocPerNode" not in spec
+    assert '--nproc-per-node: "$N"' in comments
+
+
+@pytest.mark.parametrize("block", ["if x; then H+=(b); fi"])
+def test_an_array_that_the_training_does_not_use_has_no_note_on_the_training(block):
+    assert "the training has" not in converted_script("H=(a)", block, "srun torchrun a.py")[1]
+
+
+def test_a_path_of_a_container_is_no_variable_of_the_pods():
+    spec, comments = converted_script("export SINGULARITYENV_PREPEND_PATH=/x", "srun torchrun a.py")
+    assert "env" not in spec
+    assert "because Singularity adds it to PATH in the container" in comments
+
+
+@pytest.mark.parametrize(
+    ("value", "arg"),
+    [
+        ("${L%% #*}", "${L%% #*}"),
+        ("${L//,/;}", "${L//,/;}"),
+        ('"${L//;/,}"', "${L//;/,}"),
+        ("${L:-no; yes}", "no;"),
+        ('"${L:-no; yes}"', "no; yes"),
+        ('"${L:-don\'t # stop}"', "don't # stop"),
+    ],
+)
+def test_an_expansion_ends_at_its_brace(value, arg):
+    spec, _ = converted_script(f"A={value}", f"srun torchrun a.py {value} # end")
+    assert spec["args"][:2] == ["a.py", arg]
 
 
 def test_a_command_in_a_variable_of_the_pod_is_the_training():
@@ -355,7 +399,7 @@ def test_an_array_that_a_block_may_change_has_the_elements_before(block):
     lines = ("ARGS=(--x 1)", block, "ARGS+=(--z)", 'srun torchrun a.py "${ARGS[@]}"')
     spec, comments = converted_script(*lines)
     assert spec["args"] == ["a.py", "--x", "1", "--z"]
-    assert "line 3 ARGS: the block may change it; the training has its elements before" in comments
+    assert "line 3 ARGS: the block may change it; the training has the elements before" in comments
 
 
 def test_a_path_that_grows_in_many_lines_is_read():
@@ -373,4 +417,9 @@ def test_the_elements_of_an_array_have_the_values_of_its_line():
 @pytest.mark.parametrize("line", ['K=${J%"}"}', 'K="${J%"}"}"', 'K="${J%%\\{*}"', "K=${#J}"])
 def test_braces_of_an_expansion_do_not_hide_the_training(line):
     spec, _ = converted_script(line, "srun torchrun a.py", 'L="${J##*\\}}"')
+    assert spec["args"] == ["a.py"]
+
+
+def test_many_open_braces_are_no_endless_search():
+    spec, _ = converted_script('A="' + "${X" * 2000 + '"', "srun torchrun a.py")
     assert spec["args"] == ["a.py"]

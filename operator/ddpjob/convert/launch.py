@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ddpjob.convert.draft import Draft, reason_against_variable, require_integer
+from ddpjob.convert.draft import (
+    Draft,
+    instead_of_variable,
+    reason_against_variable,
+    require_integer,
+)
 from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
 from ddpjob.core.api import launcher, names
 from ddpjob.core.api.readers import SpecError, children, quoted
@@ -189,11 +194,8 @@ def _flags_of_variables(launch: Launch, given: set[str]) -> list[tuple[Flag, str
 
 def drop_variables_of_torchrun(launch: Launch) -> None:
     """Remark on the variables that torchrun did not take for flags."""
-    fields = {flag.variable: flag.instead.partition(" instead") for flag in FLAGS}
     for name, (value, path) in launch.of_torchrun.items():
-        advice, is_advice, _ = fields.get(name, ("", "", ""))
-        reason = reason_against_variable(name)
-        launch.draft.drop(path, value, reason, advice if is_advice else "")
+        launch.draft.drop(path, value, reason_against_variable(name), instead_of_variable(name))
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpjob.convert.draft import Draft, names_of, reason_against_variable
+from ddpjob.convert.draft import Draft, instead_of_variable, names_of, reason_against_variable
 from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
 from ddpjob.core.api import names, profiles, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
@@ -148,9 +148,10 @@ def _env(draft: Draft, value: Any, path: str) -> None:
     shape = shapes.shapes()["env"]["items"]
     for index, item in enumerate(require_objects(value, path)):
         at = f"{path}[{index}]"
-        reason = reason_against_variable(str(item.get("name", "")))
+        name = str(item.get("name", ""))
+        reason = reason_against_variable(name)
         if reason:
-            draft.drop(at, dict(item), reason)
+            draft.drop(at, dict(item), reason, instead_of_variable(name))
         else:
             kept.append(_pruned(draft, item, shape, "EnvVar", at))
     if kept:

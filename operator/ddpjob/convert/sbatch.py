@@ -23,7 +23,7 @@ from ddpjob.convert.slurm_options import (
     read_options,
     take_image,
 )
-from ddpjob.convert.trainings import CONTAINERS
+from ddpjob.convert.trainings import CONTAINERS, SHIFTER
 from ddpjob.convert.variables import ONLY_A_SHELL
 from ddpjob.core.api.readers import SpecError, quoted
 
@@ -38,6 +38,12 @@ CONTAINER_WITH_VALUE = (
     *("-B", "--bind", "--mount", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home"),
     *("-o", "--overlay", "-W", "--workdir", "-S", "--scratch", "--fusemount", "--hostname"),
     *("--dns", "--network", "--network-args", "--security", "--add-caps", "--drop-caps", "--app"),
+)
+
+# Options of shifter, which has no `exec`, with a value of their own.
+SHIFTER_WITH_VALUE = (
+    *("-i", "--image", "-m", "--module", "-V", "--volume", "-e", "--env", "--env-file"),
+    *("-w", "--workdir", "-E", "--entrypoint"),
 )
 
 # A word of a directive, with its quotes. A comment begins like a word.
@@ -176,6 +182,8 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
                 value = rest.pop(0)
             if name in ("--nv", "--rocm"):
                 request.uses_gpus = True
+            elif name == "--image":
+                take_image(request, launch.resolve(value), f"{launch.path}: {name}")
             elif name == "--env":
                 _add_variables(launch, value)
             elif name in ("--pwd", "--cwd"):
@@ -195,7 +203,15 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
             launch.draft.drop(f"{launch.path}: options of {words[0]}", dropped, SHARED, "volumes")
         read_command(launch, rest)
 
-    return (("srun", srun), (CONTAINERS, container), *SHELL_PROGRAMS)
+    def shifter(launch: Launch, words: list[str]) -> None:
+        rest = words[1:]
+        dropped = options_of_container(launch, rest, SHIFTER_WITH_VALUE)
+        if dropped:
+            launch.draft.drop(f"{launch.path}: options of {words[0]}", dropped, SHARED, "volumes")
+        read_command(launch, rest)
+
+    programs = (("srun", srun), (CONTAINERS, container), (SHIFTER, shifter))
+    return (*programs, *SHELL_PROGRAMS)
 
 
 def _add_variables(launch: Launch, text: str) -> None:

@@ -166,6 +166,7 @@ class Script:
             if at != position:
                 self._drop_part(statement, command)
         text = self._text(statement, position)
+        self.variables.note_lost(statement.commands[position], self.variables.lost_words)
         words, redirections = without_redirections(split_words(text))
         for redirection in redirections:
             where = f"{self.launch.path}: line {statement.line}"
@@ -192,7 +193,7 @@ class Script:
                 self.launch.draft.note(where, NO_HOME, WRITE_PATH)
             if SHELL_WORDS.search(word):
                 self.launch.draft.note(where, *NO_SHELL)
-            self.variables.note_lost(word)
+            self.variables.note_lost(word, self.variables.lost)
 
     def _text(self, statement: Statement, position: int) -> str:
         """Return a command of a pipeline, with the variables of the shell replaced.
@@ -200,14 +201,9 @@ class Script:
         Variables of the pods with spaces are replaced too, because their words must be split.
         """
         text = expand_arrays(statement.commands[position], self.variables.elements)
-        known = {**self.variables.with_spaces, **self.variables.known}
-        expanded = expand_command(text, known)
-        before = expand_command(text, {**known, **self.variables.lost})
-        if rank_of(before, known) and not rank_of(expanded, known):
-            # The command itself is in a variable that a block may change.
-            self.variables.note_lost(text)
-            expanded = before
-        return self._in_folder(expanded)
+        variables = self.variables
+        known = {**variables.with_spaces, **variables.known, **variables.lost_words}
+        return self._in_folder(expand_command(text, known))
 
     def _in_folder(self, text: str) -> str:
         """Return a text with the current folder as a path from the working directory."""

@@ -311,6 +311,37 @@ def _substitution_end(text: str, start: int) -> int:
     return start
 
 
+def _parameter_end(text: str, start: int, *, in_quotes: bool) -> int:
+    """Return the end of an expansion `${…}` at `start`, or `start` without one.
+
+    Quotes and expansions in it are its own. Within double quotes, a single quote is no quote.
+    """
+    if not text.startswith("${", start):
+        return start
+    # Of each open expansion: the open quote in it, and whether it is in double quotes itself.
+    levels = [("", in_quotes)]
+    index = start + 2
+    while levels and index < len(text):
+        quote, is_within = levels[-1]
+        character = text[index]
+        end = index + 1
+        if quote == "'":
+            levels[-1] = (_next_quote(quote, character), is_within)
+        elif character == "\\":
+            end = index + 2
+        elif text.startswith("${", index):
+            levels.append(("", is_within or bool(quote)))
+            end = index + 2
+        elif character == "}" and not quote:
+            levels.pop()
+        elif character == '"' or (character == "'" and not is_within):
+            levels[-1] = (_next_quote(quote, character), is_within)
+        else:
+            end = max(end, _substitution_end(text, index))
+        index = end
+    return start if levels else index
+
+
 class _Scanner:
     """Splits a script at its operators, outside of quotes and command substitutions."""
 
@@ -366,7 +397,7 @@ class _Scanner:
             character = self.text[self.index]
             if character == "\\" and quote != "'":
                 self.index += 2
-            elif quote != "'" and (end := self._expansion_end()) > self.index:
+            elif quote != "'" and (end := self._expansion_end(in_quotes=bool(quote))) > self.index:
                 self.index = end
             elif quote or character in "'\"":
                 quote = _next_quote(quote, character)
@@ -381,13 +412,10 @@ class _Scanner:
         self.index = min(self.index, len(self.text))
         return ""
 
-    def _expansion_end(self) -> int:
-        """Return the end of a substitution, or of a default with quotes of its own, at this place.
-
-        Without one, return this place.
-        """
-        found = QUOTED_DEFAULT.match(self.text, self.index)
-        return found.end() if found else _substitution_end(self.text, self.index)
+    def _expansion_end(self, *, in_quotes: bool) -> int:
+        """Return the end of the substitution or expansion at this place; this place without one."""
+        end = _parameter_end(self.text, self.index, in_quotes=in_quotes)
+        return end if end > self.index else _substitution_end(self.text, self.index)
 
     def _is_at_word(self) -> bool:
         return self.index == 0 or self.text[self.index - 1] in " \t\n;&|"

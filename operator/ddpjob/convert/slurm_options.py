@@ -309,7 +309,7 @@ def take_image(request: Request, value: str, path: str) -> None:
     if value.startswith(("/", ".")) or value.endswith((".sqsh", ".sif")):
         request.draft.drop(path, value, "it is a file of the Slurm cluster", "--image IMAGE")
     else:
-        request.image = value.removeprefix("docker://").replace("#", "/", 1)
+        request.image = re.sub(r"^docker:(//)?", "", value).replace("#", "/", 1)
         request.image_path = path
 
 
@@ -476,6 +476,7 @@ OPTIONS: Mapping[str, Row] = {
     **{name: Row(Drop(SLURM_ONLY), takes_value=False) for name in SWITCHES_OF_SLURM},
     # Containers, by the plugin pyxis.
     "--container-image": Row(take_image),
+    "--image": Row(take_image),  # of shifter
     "--container-workdir": Row(_workdir),
     "--container-mounts": Row(Drop(SHARED, "volumes and volumeMounts, with a claim")),
     "--container-name": Row(Drop(ITS_IMAGE)),

@@ -32,6 +32,7 @@ NO_TRAINING = re.compile(
 
 # Programs that run a command in a container.
 CONTAINERS = "apptainer|singularity"
+SHIFTER = "shifter"
 
 # The names of programs and modules that train, if several could be the training.
 TRAINS = re.compile("train|tune|main", re.IGNORECASE)
@@ -137,6 +138,12 @@ def _no_training(statements: Sequence[Statement], path: str) -> SpecError:
             f"{path}: line {block.line}: the command that trains is in a loop, a condition, a "
             "function or a here-document, which ddpjob convert cannot read; write it by itself"
         )
+    steps = [one for one in statements if one.is_readable and one.words[0] == "srun"]
+    if steps:
+        return SpecError(
+            f"{path}: line {steps[-1].line}: srun starts a program that ddpjob convert does not "
+            "know; write torchrun or python and the script in its place"
+        )
     return SpecError(
         f"{path}: has no line that starts torchrun or python; write the command that starts the "
         "training"
@@ -173,7 +180,7 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
     )
     if program == "srun":
         return 4 if starts else 0
-    if re.fullmatch(f"{SHELLS}|{CONTAINERS}", program):
+    if re.fullmatch(f"{SHELLS}|{CONTAINERS}|{SHIFTER}", program):
         return RANK_OF_LAUNCHERS if starts else 0
     if program.startswith("python"):
         return RANK_OF_LAUNCHERS if "torch.distributed" in text else 2

@@ -42,11 +42,14 @@ SET_IN_BLOCK = re.compile(
     r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
 )
 
+MAY_CHANGE = "the block may change it; the training has the"
 ONLY_A_SHELL = "only a shell knows the value"
 UNKNOWN_PART = "a variable in it has no known value"
 
 # Singularity sets a variable with this prefix in the container, without the prefix.
 OF_CONTAINER = re.compile(r"^(?:SINGULARITY|APPTAINER)ENV_(?=[A-Za-z_])")
+
+PATH_OF_CONTAINER = re.compile(r"(?:SINGULARITY|APPTAINER)ENV_(?:PREPEND|APPEND)_PATH=")
 
 # A home folder, as a shell expands it in a value.
 HOME = re.compile(r"(?:^|[:=])~(?=[/:]|$)")
@@ -63,7 +66,8 @@ class Variables:
     - `exported`: names whose values the pods get. `exports_all`: as after `set -a`.
     - `unused`: the lines of arrays without a use yet, by their name. `awaited`: those that export a
       variable without a value yet.
-    - `lost`: the values before a block that may change them.
+    - `lost`: the values before a block that may change them. `changed_arrays`: arrays that a block
+      may change, with its place.
     - `dropped`: the remarks on assignments, by the text of the line that sets the variable.
     - `has_setup`: a line of the setup has been read.
     - `in_folder`: returns a text with the current folder as a path.
@@ -80,6 +84,7 @@ class Variables:
     exports_all: bool = False
     has_setup: bool = False
     lost: dict[str, str] = field(default_factory=dict)
+    changed_arrays: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, list[Remark]] = field(default_factory=dict)
 
     @property
@@ -137,8 +142,13 @@ class Variables:
         self.values.pop(name, None)
         names = [one[1] or one[2] for one in VARIABLE.finditer(value)]
         is_literal = not names and not has_only_a_shell(value)
-        reason = reason_against_variable(name)
-        if reason:
+        lost = self.lost.pop(name, None)
+        if PATH_OF_CONTAINER.match(word):
+            self.drop(
+                statement, "Singularity adds it to PATH in the container", "set PATH in the image"
+            )
+            return
+        if reason_against_variable(name):
             self.values[name] = value if is_literal else NO_VALUE
             # Without an export, torchrun does not get it.
             if is_exported or not (is_literal or name.startswith(RESERVED_PREFIX)):
@@ -152,6 +162,10 @@ class Variables:
             return
         self.launch.draft.remove_variable(name)
         self._define(name, statement, found)
+        if name in names and lost is not None and not is_exported:
+            self.values[name] = NO_VALUE
+            self.lost[name] = expand(value, {name: lost})
+            return
         is_unknown = name in names or is_only_a_shell(value)
         # A command in it is read nevertheless, with its known parts.
         self.values[name] = NO_VALUE if is_unknown else value
@@ -203,26 +217,30 @@ class Variables:
         before = self.arrays.get(name, "") if plus else ""
         self.unused.setdefault(name, []).append(statement)
         elements = expand_arrays(LINE_END.sub(" ", elements), self._known_elements)
-        elements = expand_command(elements, {**self.with_spaces, **self.known})
+        elements = expand_command(elements, {**literals(self.launch.draft), **self.known})
         self.arrays[name] = f"{before} {elements}".strip()
         self.definitions[name] = f"{name}=({self.arrays[name]})"
 
     def _joined_elements(self, found: re.Match[str]) -> str:
         """Return the elements of an array as one text. One without a known value stays."""
-        name = found[1]
-        self.unused.pop(name, None)
-        return join_elements(self.arrays[name]) if name in self.arrays else found[0]
+        return join_elements(self._use(found[1])) if found[1] in self.arrays else found[0]
 
     def _known_elements(self, name: str) -> str:
         """Return the elements of an array; its use if they are not known."""
-        self.unused.pop(name, None)
-        return self.arrays.get(name, f"${{{name}[@]}}")
+        return self._use(name) if name in self.arrays else f"${{{name}[@]}}"
 
     def elements(self, name: str) -> str:
         """Return the elements of an array; none of one without a known value."""
         if name not in self.arrays:
             self.launch.draft.drop(self.launch.path, f"${{{name}[@]}}", ONLY_A_SHELL)
+        return self._use(name)
+
+    def _use(self, name: str) -> str:
+        """Return the elements of an array for the training. Note a block that may change them."""
         self.unused.pop(name, None)
+        if name in self.changed_arrays:
+            where = f"{self.changed_arrays[name]} {name}"
+            self.launch.draft.note(where, f"{MAY_CHANGE} elements before", "write them into args")
         return self.arrays.get(name, "")
 
     def drop_unused(self) -> None:
@@ -262,8 +280,7 @@ class Variables:
                 self.lost[name] = value
             self.values[name] = NO_VALUE
             if name in self.arrays:
-                why = "the block may change it; the training has its elements before"
-                self.launch.draft.note(f"{where} {name}", why, "write the elements into args")
+                self.changed_arrays[name] = where
             before = self.definitions.get(name)
             if defines:
                 self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
@@ -274,14 +291,20 @@ class Variables:
                 why = "the block may export it; the pods do not have it"
                 self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
 
-    def note_lost(self, word: str) -> None:
-        """Note the value before a block of the variables in an argument."""
-        for found in VARIABLE.finditer(word):
-            name = found[1] or found[2]
-            if self.values.get(name) == NO_VALUE and name in self.lost:
-                why = f"a block may change it; before, it is {quoted(self.lost[name])}"
+    @property
+    def lost_words(self) -> Mapping[str, str]:
+        """Return the values before a block that are commands or arguments: several words."""
+        return {name: value for name, value in self.lost.items() if " " in value.strip()}
+
+    def note_lost(self, text: str, lost: Mapping[str, str]) -> None:
+        """Note the variables in a command or an argument with such a value before a block."""
+        for name in USED.findall(text):
+            if name in lost:
+                before = f"before, it is {quoted(self.lost[name])}"
+                if name in self.lost_words:
+                    before += ", as in the training"
                 where = f"{self.launch.path}: {name} in args"
-                self.launch.draft.note(where, why, "write its value")
+                self.launch.draft.note(where, f"a block may change it; {before}", "write its value")
 
     def with_definitions(self, line: str) -> list[str]:
         """Return a line of the setup after those that set its variables."""
