@@ -9,7 +9,7 @@ from ddpjob.convert.marks import unmark, unmark_all
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError, quoted
 from ddpjob.core.api.spec import known_fields
-from ddpjob.core.api.torchrun_flags import FLAGS
+from ddpjob.core.api.torchrun_flags import advice_on_variable
 
 # A dropped object is quoted as a whole to keep each of its fields. Longer objects are no
 # configuration, but a status or a copy of the manifest.
@@ -136,7 +136,7 @@ class Draft:
         """Set a variable of the pods, or drop one set by torchrun for each process."""
         reason = reason_against_variable(name)
         if reason:
-            self.drop(f"{path} {name}", value, reason, instead_of_variable(name))
+            self.drop(f"{path} {name}", value, reason, advice_on_variable(name))
             return
         env = self.spec.setdefault("env", [])
         env[:] = [item for item in env if item.get("name") != name]
@@ -198,15 +198,6 @@ def reason_against_variable(name: str) -> str:
         return "torchrun sets it for each process"
     if name.startswith(names.RESERVED_PREFIX):
         return "torchrun takes it for a flag, and the operator gives the flags"
-    return ""
-
-
-def instead_of_variable(name: str) -> str:
-    """Return the field for a variable that torchrun takes for a flag, or an empty string."""
-    for flag in FLAGS:
-        advice, is_advice, _ = flag.instead.partition(" instead")
-        if flag.variable == name and is_advice:
-            return advice
     return ""
 
 

@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ddpjob.convert.draft import (
-    Draft,
-    instead_of_variable,
-    reason_against_variable,
-    require_integer,
-)
+from ddpjob.convert.draft import Draft, reason_against_variable, require_integer
 from ddpjob.convert.shell import VARIABLE, expand, has_only_a_shell
 from ddpjob.core.api import launcher, names
 from ddpjob.core.api.readers import SpecError, children, quoted
-from ddpjob.core.api.torchrun_flags import FLAGS, RENDEZVOUS, Flag, candidates, why_not
+from ddpjob.core.api.torchrun_flags import (
+    FLAGS,
+    RENDEZVOUS,
+    Flag,
+    advice_on_variable,
+    candidates,
+    why_not,
+)
 
 REMOVE = "; remove it"
 
@@ -151,7 +153,8 @@ def _after_torchrun(launch: Launch, words: list[str]) -> None:
         elif flag.name != MODULE:
             read_flag(launch, flag, value)
     # The number of nodes may be in a variable with an unknown value.
-    has_nodes = "--nnodes" in given or "PET_NNODES" in launch.of_torchrun
+    unknown = {flag.name for flag in FLAGS if flag.variable in launch.of_torchrun}
+    has_nodes = "--nnodes" in given | unknown
     launch.is_alone = "--standalone" in given or not has_nodes or launch.nodes == "1"
     if dropped:
         what = f"{launch.path}: flags of torchrun"
@@ -195,7 +198,7 @@ def _flags_of_variables(launch: Launch, given: set[str]) -> list[tuple[Flag, str
 def drop_variables_of_torchrun(launch: Launch) -> None:
     """Remark on the variables that torchrun did not take for flags."""
     for name, (value, path) in launch.of_torchrun.items():
-        launch.draft.drop(path, value, reason_against_variable(name), instead_of_variable(name))
+        launch.draft.drop(path, value, reason_against_variable(name), advice_on_variable(name))
 
 
 def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
@@ -289,7 +292,7 @@ def set_rendezvous(draft: Draft, key: str, value: str, path: str) -> None:
 
 def _is_literal(value: str) -> bool:
     """Return True for a value without a part known only to a shell."""
-    return not has_only_a_shell(value) and VARIABLE.search(value) is None
+    return not (has_only_a_shell(value) or VARIABLE.search(value))
 
 
 def _other_flag(launch: Launch, flag: Flag, value: str) -> None:

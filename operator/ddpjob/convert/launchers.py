@@ -31,7 +31,7 @@ NODES = ("--num_machines", "--num_nodes")
 # A file of accelerate with more options.
 CONFIG = "--config_file"
 
-# A value of a flag, as argparse has it: another flag is none, but a negative number is.
+# The values that argparse accepts for a flag. They include negative numbers, but no other flag.
 VALUE = re.compile(r"([^-].*)?|-[\d.]+|-.*\s.*", re.DOTALL)
 
 MODULE = ("-m", "--module")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpjob.convert.draft import Draft, instead_of_variable, names_of, reason_against_variable
+from ddpjob.convert.draft import Draft, names_of, reason_against_variable
 from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
 from ddpjob.core.api import names, profiles, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
@@ -22,6 +22,7 @@ from ddpjob.core.api.readers import (
     require_object,
     require_objects,
 )
+from ddpjob.core.api.torchrun_flags import advice_on_variable
 
 SHARED = "the pods of a DDPJob have /dev/shm in memory, up to their memory limit"
 
@@ -151,7 +152,7 @@ def _env(draft: Draft, value: Any, path: str) -> None:
         name = str(item.get("name", ""))
         reason = reason_against_variable(name)
         if reason:
-            draft.drop(at, dict(item), reason, instead_of_variable(name))
+            draft.drop(at, dict(item), reason, advice_on_variable(name))
         else:
             kept.append(_pruned(draft, item, shape, "EnvVar", at))
     if kept:

@@ -105,10 +105,11 @@ def read_runtime(draft: Draft, runtime: Dict) -> tuple[Dict, str]:
 def _job_of_nodes(draft: Draft, value: Any, path: str) -> tuple[Dict, str]:
     """Return the training job among the replicated jobs, and its path. Remark on the others."""
     jobs = require_objects(value, path)
-    chosen = next((index for index, one in enumerate(jobs) if _trains(one)), None)
-    if chosen is None:
+    trainings = [index for index, one in enumerate(jobs) if _trains(one)]
+    if not trainings:
         found = names_of(jobs)
         raise SpecError(f"{path}: has no job {NODE}, which trains; found {quoted(found)}")
+    chosen = trainings[0]
     for index, one in enumerate(jobs):
         if index != chosen:
             draft.drop(f"{path}[{index}]", dict(one), INITIALIZERS, INIT_CONTAINER)
@@ -131,7 +132,7 @@ def _other_policy(draft: Draft, value: Any, path: str) -> None:
 
 
 def _elastic_size(draft: Draft, value: Any, path: str) -> None:
-    if path.endswith("minNodes") and draft.get("nodes") is None:
+    if path.endswith("minNodes") and not draft.get("nodes"):
         # As many nodes as are certain.
         draft.set("nodes", require_integer(value, path), path)
     draft.drop(path, value, "a DDPJob has one number of nodes", BY_HAND)

@@ -246,9 +246,10 @@ def expand_command(text: str, values: Mapping[str, str]) -> str:
         # Quotes around a default within quotes have no effect.
         return expand(without_inner_quotes(found[0]), in_quotes)
 
-    # `eval` reads quotes in a value.
-    for_eval = {name: _escaped(value, "\"'") for name, value in resolved.items()}
-    outside = for_eval if EVAL.match(text) else values
+    outside = values
+    if EVAL.match(text):
+        # It reads the quotes in a value itself.
+        outside = {name: _escaped(value, "\"'") for name, value in resolved.items()}
     return expand(QUOTED.sub(quoted_text, mark(text)), outside)
 
 

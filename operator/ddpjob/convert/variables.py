@@ -42,13 +42,13 @@ SET_IN_BLOCK = re.compile(
     r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
 )
 
-MAY_CHANGE = "the block may change it; the training has the"
 ONLY_A_SHELL = "only a shell knows the value"
 UNKNOWN_PART = "a variable in it has no known value"
 
 # Singularity sets a variable with this prefix in the container, without the prefix.
 OF_CONTAINER = re.compile(r"^(?:SINGULARITY|APPTAINER)ENV_(?=[A-Za-z_])")
 
+# Singularity adds the value of such a variable to PATH in the container.
 PATH_OF_CONTAINER = re.compile(r"(?:SINGULARITY|APPTAINER)ENV_(?:PREPEND|APPEND)_PATH=")
 
 # A home folder, as a shell expands it in a value.
@@ -240,7 +240,8 @@ class Variables:
         self.unused.pop(name, None)
         if name in self.changed_arrays:
             where = f"{self.changed_arrays[name]} {name}"
-            self.launch.draft.note(where, f"{MAY_CHANGE} elements before", "write them into args")
+            why = "the block may change it; the training has the elements before"
+            self.launch.draft.note(where, why, "write them into args")
         return self.arrays.get(name, "")
 
     def drop_unused(self) -> None:

@@ -144,6 +144,15 @@ def why_not(word: str) -> str:
     return ""
 
 
+def advice_on_variable(name: str) -> str:
+    """Return the field to set in place of a variable that torchrun takes for a flag, if any."""
+    for flag in FLAGS:
+        advice, is_advice, _ = flag.instead.partition(" instead")
+        if flag.variable == name and is_advice:
+            return advice
+    return ""
+
+
 def candidates(word: str) -> tuple[Flag, ...]:
     """Return the possible flags of a word: several for the beginning of several names.
 
