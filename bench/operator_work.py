@@ -20,21 +20,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
 
-from builders import (  # noqa: E402
-    a_job,
-    a_manifest,
-    a_node,
-    a_status,
-    an_agents_pod,
-    at,
-    ended,
-    failed,
-    nodes_of,
-    read_pods,
-    running,
-    torchrun_summary,
-    unschedulable,
-)
+from builders.containers import ended, failed, running  # noqa: E402
+from builders.jobs import a_job, a_manifest, a_status  # noqa: E402
+from builders.kubelet import unschedulable  # noqa: E402
+from builders.messages import torchrun_summary  # noqa: E402
+from builders.nodes import a_node, nodes_of  # noqa: E402
+from builders.pods import an_agents_pod, read_pods  # noqa: E402
+from builders.times import at  # noqa: E402
 
 from ddpjob.controller.act import Actor  # noqa: E402
 from ddpjob.controller.cache import Cache, key_of_job  # noqa: E402

@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddp_trainer.checkpoint.checkpoints import Checkpoints
-from ddp_trainer.data.sampler import GlobalBatchSampler
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.ranks import data_parallel
 from ddp_trainer.ranks.data_parallel import SYNC_BUFFERS, accumulate
 from ddp_trainer.ranks.runtime import Runtime
 
 from .every_rank import on_every_rank
 from .small_data import FEATURES, difference, samples
+from .until_step import train_until
 
 
 def net() -> nn.Module:
@@ -268,25 +269,20 @@ def train(runtime: Runtime, kind: Kind, steps: int, folder: Path | None) -> Tens
     with kind.precision():
         kind.warm_up(runtime, ddp, inputs[:2], labels[:2])
     parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "scaler": scaler}
-    checkpoints = Checkpoints(folder, runtime, parts)
-    step = checkpoints.restore()
-    while step < steps:
-        for shard in sampler:
-            for part in accumulate(ddp, shard.split(kind.part_size)):
-                chosen = torch.from_numpy(part.indices)
-                with kind.precision():
-                    loss_sum = kind.loss(ddp, inputs[chosen], labels[chosen])
-                scaler.scale(loss_sum * (runtime.world_size / shard.batch_size)).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            step += 1
-            if step == steps:
-                break
-    checkpoints.save(step)
-    checkpoints.wait()
+
+    def train_step(shard: Shard) -> None:
+        for part in accumulate(ddp, shard.split(kind.part_size)):
+            chosen = torch.from_numpy(part.indices)
+            with kind.precision():
+                loss_sum = kind.loss(ddp, inputs[chosen], labels[chosen])
+            scaler.scale(loss_sum * (runtime.world_size / shard.batch_size)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    train_until(steps, Checkpoints(folder, runtime, parts), sampler, train_step)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 

@@ -35,6 +35,7 @@ from ddp_trainer.workloads.toy import HIDDEN
 
 from .every_rank import GROUP_IS_GONE, on_every_rank, threads, threads_before_the_group
 from .small_data import FEATURES, difference, samples
+from .until_step import train_until
 
 # Samples in an epoch, in batches of 8. The last batch of 29 has 5 samples: uneven shares at two
 # ranks and at four. The last batch of 25 has one sample, so other ranks get none.
@@ -78,27 +79,19 @@ def train(
         count, 8, runtime.rank, runtime.world_size, equal_shares=equal_shares
     )
     runtime.warm_up(ddp, inputs[:2])
-    checkpoints = Checkpoints(
-        checkpoints_at,
-        runtime,
-        {"model": model, "optimizer": optimizer, "sampler": sampler},
-        {"test": "wide"},
-    )
-    step = checkpoints.restore()
-    while step < steps:
-        for shard in sampler:
-            chosen = torch.from_numpy(shard.indices)
-            loss = F.cross_entropy(
-                ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
-            )
-            (loss * (runtime.world_size / shard.batch_size)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            if step == steps:
-                break
-    checkpoints.save(step)
-    checkpoints.wait()
+    parts = {"model": model, "optimizer": optimizer, "sampler": sampler}
+
+    def train_step(shard: Shard) -> None:
+        chosen = torch.from_numpy(shard.indices)
+        loss = F.cross_entropy(
+            ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
+        )
+        (loss * (runtime.world_size / shard.batch_size)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    checkpoints = Checkpoints(checkpoints_at, runtime, parts, {"test": "wide"})
+    train_until(steps, checkpoints, sampler, train_step)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 

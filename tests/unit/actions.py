@@ -8,29 +8,28 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from builders import (
-    a_node,
-    a_stray,
-    agent_report,
-    disruption_target,
+from builders.containers import (
     ended,
-    evicted,
-    follower_summary,
     not_ready,
     oom_killed,
-    over_own_limit,
-    rejected_by_kubelet,
     running,
-    scheduling_gated,
-    shut_down,
     starting,
     succeeded,
-    torchrun_summary,
-    torchrun_tail,
-    unschedulable,
     waiting,
     without_end_time,
 )
+from builders.kubelet import (
+    disruption_target,
+    evicted,
+    over_own_limit,
+    rejected_by_kubelet,
+    scheduling_gated,
+    shut_down,
+    unschedulable,
+)
+from builders.messages import agent_report, follower_summary, torchrun_summary, torchrun_tail
+from builders.nodes import a_node
+from builders.pods import a_stray
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.api.history import OlderGang

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from builders import NOW, changed
+from builders.jobs import changed
+from builders.times import NOW
 from world import Turn, World
 
 from ddpjob.core.api.conditions import stamp_conditions

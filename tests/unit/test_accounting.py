@@ -3,24 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    NOW,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    agent_report,
-    at,
-    failed,
-    plan_for,
-    read_pods,
-    running,
-    starting,
-    succeeded,
-    torchrun_summary,
-    unschedulable,
-    written,
-)
+from builders.containers import failed, running, starting, succeeded
+from builders.jobs import a_job, a_running_job, a_starting_job
+from builders.kubelet import unschedulable
+from builders.messages import agent_report, torchrun_summary
+from builders.plans import plan_for, written
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.names import Activity
 from ddpjob.core.api.status import goodput

@@ -3,19 +3,11 @@
 from contextlib import suppress
 
 import pytest
-from builders import (
-    FULL_STATUS,
-    NOW,
-    a_job,
-    a_manifest,
-    a_pod,
-    a_spec,
-    at,
-    failed,
-    read_pods,
-    running,
-    torchrun_summary,
-)
+from builders.containers import failed, running
+from builders.jobs import FULL_STATUS, a_job, a_manifest, a_spec
+from builders.messages import torchrun_summary
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -1,34 +1,20 @@
 """How many restarts a job has, which failures end it at once, and how long it waits."""
 
 import pytest
-from builders import (
-    FOLLOWER_ERROR,
-    NOW,
-    WHAT_TO_DO,
-    a_node,
-    a_pod,
-    a_running_job,
-    at,
-    budgets_used,
+from builders.containers import ended, failed, oom_killed, running, succeeded, waiting
+from builders.jobs import WHAT_TO_DO, a_running_job
+from builders.kubelet import (
     disruption_target,
-    ended,
-    failed,
-    follower_summary,
-    nodes_of,
-    oom_killed,
     over_own_limit,
-    plan_for,
     preempted_by_kubelet,
     rejected_by_kubelet,
-    restarts_by_budget,
-    running,
-    succeeded,
-    torchrun_summary,
-    torchrun_tail,
     unschedulable,
-    waiting,
-    written,
 )
+from builders.messages import FOLLOWER_ERROR, follower_summary, torchrun_summary, torchrun_tail
+from builders.nodes import a_node, nodes_of
+from builders.plans import budgets_used, plan_for, restarts_by_budget, written
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, EndedAttempt
 from ddpjob.core.api.names import Condition, Phase

@@ -3,32 +3,26 @@
 from itertools import permutations
 
 import pytest
-from builders import (
-    NOW,
-    a_node,
-    a_pod,
-    a_running_job,
-    agent_report,
-    at,
+from builders.containers import ended, failed, oom_killed, running, succeeded, waiting
+from builders.jobs import a_running_job
+from builders.kubelet import (
     disruption_target,
-    ended,
     evicted,
-    failed,
-    follower_summary,
-    nodes_of,
-    observation,
-    oom_killed,
     over_own_limit,
-    read_pods,
     rejected_by_kubelet,
-    running,
+    unschedulable,
+)
+from builders.messages import (
+    agent_report,
+    follower_summary,
     slow_rank_summary,
-    succeeded,
     torchrun_summary,
     torchrun_tail,
-    unschedulable,
-    waiting,
 )
+from builders.nodes import a_node, nodes_of
+from builders.plans import observation
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason

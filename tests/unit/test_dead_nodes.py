@@ -4,33 +4,20 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from builders import (
-    NOW,
-    a_condition,
-    a_job,
-    a_node,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    a_status,
-    at,
+from builders.containers import failed, not_ready, running, succeeded, waiting, with_sidecar
+from builders.jobs import a_condition, a_job, a_running_job, a_starting_job, a_status
+from builders.messages import follower_summary, torchrun_summary
+from builders.nodes import a_node, nodes_of
+from builders.plans import (
     budgets_used,
     deleted_pods,
-    failed,
-    follower_summary,
-    nodes_of,
-    not_ready,
     observation,
     plan_for,
-    read_pods,
     restarts_by_budget,
-    running,
-    succeeded,
-    torchrun_summary,
-    waiting,
-    with_sidecar,
     written,
 )
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import UnreachableNode
 from ddpjob.core.api.names import Condition, Phase

@@ -3,40 +3,35 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    FAILURE,
-    FOLLOWER,
-    NOW,
-    WHAT_TO_DO,
-    a_finished_job,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    a_status,
-    at,
+from builders.containers import (
+    ended,
+    failed,
+    oom_killed,
+    running,
+    succeeded,
+    trainer_status,
+    with_sidecar,
+)
+from builders.jobs import WHAT_TO_DO, a_finished_job, a_job, a_running_job, a_starting_job, a_status
+from builders.kubelet import (
+    disruption_target,
+    evicted,
+    rejected_by_kubelet,
+    shut_down,
+    unschedulable,
+)
+from builders.messages import FAILURE, FOLLOWER, torchrun_summary, torchrun_tail
+from builders.plans import (
     budgets_used,
     condition,
     deleted_pods,
-    disruption_target,
-    ended,
-    evicted,
-    failed,
     observation,
-    oom_killed,
     plan_for,
-    rejected_by_kubelet,
     restarts_by_budget,
-    running,
-    shut_down,
-    succeeded,
-    torchrun_summary,
-    torchrun_tail,
-    trainer_status,
-    unschedulable,
-    with_sidecar,
     written,
 )
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase

@@ -1,7 +1,7 @@
 """Whether pods stay for the next attempt, if the job does not say it."""
 
 import pytest
-from builders import a_spec
+from builders.jobs import a_spec
 
 from ddpjob.core.api.resolved import Spec
 

@@ -5,25 +5,12 @@ from datetime import timedelta
 from itertools import permutations
 
 import pytest
-from builders import (
-    NOW,
-    a_condition,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_status,
-    at,
-    budgets_used,
-    changed,
-    deleted_pods,
-    plan_for,
-    read_pods,
-    running,
-    scheduling_gated,
-    unschedulable,
-    waiting,
-    written,
-)
+from builders.containers import running, waiting
+from builders.jobs import a_condition, a_job, a_running_job, a_status, changed
+from builders.kubelet import scheduling_gated, unschedulable
+from builders.plans import budgets_used, deleted_pods, plan_for, written
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import NOW, a_condition, a_job, a_running_job, observation, plan_for
+from builders.jobs import a_condition, a_job, a_running_job
+from builders.plans import observation, plan_for
+from builders.times import NOW
 from lupa import lua51
 
 from ddpjob.core.api.names import Condition, Phase

@@ -3,18 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    a_running_job,
-    agent_report,
-    an_agents_pod,
-    at,
-    ended,
-    plan_for,
-    read_pods,
-    running,
-    starting,
-    written,
-)
+from builders.containers import ended, running, starting
+from builders.jobs import a_running_job
+from builders.messages import agent_report
+from builders.plans import plan_for, written
+from builders.pods import an_agents_pod, read_pods
+from builders.times import at
 
 from ddpjob.agent import agent, suspicion
 from ddpjob.core.api.conditions import find_condition

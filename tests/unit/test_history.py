@@ -1,29 +1,14 @@
 """The memory of a status: the last ten attempts, and the Kubernetes nodes of their failures."""
 
 import pytest
-from builders import (
-    NOW,
-    a_job,
-    a_node,
-    a_pod,
-    a_running_job,
-    a_status,
-    at,
-    ended,
-    failed,
-    follower_summary,
-    nodes_of,
-    oom_killed,
-    plan_for,
-    rejected_by_kubelet,
-    running,
-    slow_rank_summary,
-    succeeded,
-    torchrun_summary,
-    torchrun_tail,
-    unschedulable,
-    written,
-)
+from builders.containers import ended, failed, oom_killed, running, succeeded
+from builders.jobs import a_job, a_running_job, a_status
+from builders.kubelet import rejected_by_kubelet, unschedulable
+from builders.messages import follower_summary, slow_rank_summary, torchrun_summary, torchrun_tail
+from builders.nodes import a_node, nodes_of
+from builders.plans import plan_for, written
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import (
     MAX_ATTEMPT_MESSAGE,

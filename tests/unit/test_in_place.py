@@ -2,32 +2,16 @@
 
 import json
 
-import builders
 import pytest
-from builders import (
-    NOW,
-    a_node,
-    a_pod,
-    a_status,
-    agent_report,
-    an_agents_pod,
-    at,
-    budgets_used,
-    deleted_pods,
-    disruption_target,
-    failed,
-    format_time,
-    nodes_of,
-    not_ready,
-    oom_killed,
-    plan_for,
-    running,
-    starting,
-    succeeded,
-    told,
-    waiting,
-    written,
-)
+from builders import jobs
+from builders.containers import failed, not_ready, oom_killed, running, starting, succeeded, waiting
+from builders.jobs import a_status
+from builders.kubelet import disruption_target
+from builders.messages import agent_report
+from builders.nodes import a_node, nodes_of
+from builders.plans import budgets_used, deleted_pods, plan_for, written
+from builders.pods import a_pod, an_agents_pod, told
+from builders.times import NOW, at
 
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api import names
@@ -35,6 +19,7 @@ from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Host
+from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.in_place import BROKEN_GRACE, SILENT_TIME
 from ddpjob.core.plan import Assign
 from ddpjob.core.render.assignment import ServiceAddresses, assignment
@@ -44,7 +29,7 @@ OWN_GRACE = 45
 
 
 def a_running_job(*, spec=None, **fields):
-    return builders.a_running_job(spec={"recovery": "InPlace", **(spec or {})}, **fields)
+    return jobs.a_running_job(spec={"recovery": "InPlace", **(spec or {})}, **fields)
 
 
 def gang(*statuses):
@@ -187,7 +172,7 @@ CLAIM["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     [({}, ()), (CLAIM, ("digits-0-0", "digits-0-2")), ({**CLAIM, "recovery": "Recreate"}, ())],
 )
 def test_pods_stay_by_default_if_the_script_can_save_checkpoints(spec, kept):
-    job = builders.a_running_job(nodes=3, spec=spec)
+    job = jobs.a_running_job(nodes=3, spec=spec)
     plan = plan_for(job, *gang(running(), FAILED, running()))
     assert tuple(assigned(plan)) == kept
 

@@ -4,23 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from builders import (
-    NOW,
-    a_pod,
-    a_running_job,
-    an_agents_pod,
-    at,
-    failed,
-    follower_summary,
-    observation,
-    plan_for,
-    read_pods,
-    running,
-    slow_rank_summary,
-    starting,
-    succeeded,
-    torchrun_tail,
-)
+from builders.containers import failed, running, starting, succeeded
+from builders.jobs import a_running_job
+from builders.messages import follower_summary, slow_rank_summary, torchrun_tail
+from builders.plans import observation, plan_for
+from builders.pods import a_pod, an_agents_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.reasons import Reason

@@ -1,17 +1,11 @@
 """A job as the operator last saw it."""
 
 import pytest
-from builders import (
-    NOW,
-    a_job,
-    a_manifest,
-    a_pod,
-    a_running_job,
-    a_status,
-    failed,
-    plan_for,
-    running,
-)
+from builders.containers import failed, running
+from builders.jobs import a_job, a_manifest, a_running_job, a_status
+from builders.plans import plan_for
+from builders.pods import a_pod
+from builders.times import NOW
 
 from ddpjob.core.api.job import Job, require_job_name
 from ddpjob.core.api.readers import SpecError

@@ -3,35 +3,23 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    NOW,
+from builders.containers import failed, running, succeeded, waiting, with_sidecar
+from builders.jobs import (
     WHAT_TO_DO,
     a_condition,
     a_finished_job,
     a_job,
-    a_node,
-    a_pod,
     a_running_job,
     a_starting_job,
     a_status,
-    at,
-    budgets_used,
     changed,
-    condition,
-    deleted_pods,
-    failed,
-    nodes_of,
-    plan_for,
-    running,
-    scheduling_gated,
-    succeeded,
-    torchrun_summary,
-    torchrun_tail,
-    unschedulable,
-    waiting,
-    with_sidecar,
-    written,
 )
+from builders.kubelet import scheduling_gated, unschedulable
+from builders.messages import torchrun_summary, torchrun_tail
+from builders.nodes import a_node, nodes_of
+from builders.plans import budgets_used, condition, deleted_pods, plan_for, written
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase

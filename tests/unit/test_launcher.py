@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builders import a_spec
+from builders.jobs import a_spec
 
 from ddpjob.core.api.launcher import LAUNCHER_MODULES
 from ddpjob.core.api.readers import SpecError

@@ -1,24 +1,12 @@
 """The status of a gang with all containers running, before its workers have met."""
 
 import pytest
-from builders import (
-    NOW,
-    a_node,
-    a_pod,
-    a_running_job,
-    an_agents_pod,
-    at,
-    condition,
-    nodes_of,
-    not_ready,
-    plan_for,
-    running,
-    starting,
-    succeeded,
-    trainer_status,
-    waiting,
-    written,
-)
+from builders.containers import not_ready, running, starting, succeeded, trainer_status, waiting
+from builders.jobs import a_running_job
+from builders.nodes import a_node, nodes_of
+from builders.plans import condition, plan_for, written
+from builders.pods import a_pod, an_agents_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import UnreachableNode
 from ddpjob.core.api.names import Condition, Phase

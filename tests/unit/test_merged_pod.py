@@ -1,16 +1,8 @@
 """Conclusions from a pod do not depend on the way in which the user has set its fields."""
 
 import pytest
-from rendered import (
-    DEFAULTS,
-    RESTRICTED,
-    env_of,
-    mounts_of,
-    options_of,
-    render,
-    trainer_of,
-    volumes_of,
-)
+from builders.rendered import DEFAULTS, RESTRICTED, render
+from pod_parts import env_of, mounts_of, options_of, trainer_of, volumes_of
 
 from ddpjob.core.api import names
 from ddpjob.core.api.pod_fields import pod_field_names

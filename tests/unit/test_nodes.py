@@ -1,7 +1,9 @@
 """A Kubernetes node is read from any state that the API server can show."""
 
 import pytest
-from builders import a_node, a_running_job, nodes_of, observation
+from builders.jobs import a_running_job
+from builders.nodes import a_node, nodes_of
+from builders.plans import observation
 
 from ddpjob.core.decide.dead_nodes import is_cut_off, is_unreachable
 from ddpjob.core.observe.nodes import read_node

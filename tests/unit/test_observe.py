@@ -3,21 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    NOW,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    an_agents_pod,
-    at,
-    observation,
-    read_pods,
-    running,
-    starting,
-    succeeded,
-    with_sidecar,
-)
+from builders.containers import running, starting, succeeded, with_sidecar
+from builders.jobs import a_job, a_running_job, a_starting_job
+from builders.plans import observation
+from builders.pods import a_pod, an_agents_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT
 from ddpjob.core.api.reasons import Reason

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 
 import pytest
-from builders import FULL_STATUS, NOW, a_job, at, plan_for
+from builders.jobs import FULL_STATUS, a_job
+from builders.plans import plan_for
+from builders.times import NOW, at
 
 from ddpjob.core.api.entries import NOT_AHEAD, REQUIRED, computed, entry
 from ddpjob.core.api.parts import Part, catch_up, differs, form_of, read, schema, write

@@ -1,29 +1,28 @@
 """A pod is read from any state that the API server can show."""
 
 import pytest
-from builders import (
-    FOLLOWER_ERROR,
-    NOW,
-    a_pod,
-    agent_report,
-    at,
-    disruption_target,
+from builders.containers import (
     ended,
-    evicted,
     failed,
     not_ready,
-    over_own_limit,
-    preempted_by_kubelet,
-    rejected_by_kubelet,
     running,
-    scheduling_gated,
     succeeded,
-    torchrun_summary,
     trainer_status,
-    unschedulable,
     waiting,
     with_sidecar,
 )
+from builders.kubelet import (
+    disruption_target,
+    evicted,
+    over_own_limit,
+    preempted_by_kubelet,
+    rejected_by_kubelet,
+    scheduling_gated,
+    unschedulable,
+)
+from builders.messages import FOLLOWER_ERROR, agent_report, torchrun_summary
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api import names
 from ddpjob.core.api.owned import owner_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builders import FULL_STATUS, a_spec
+from builders.jobs import FULL_STATUS, a_spec
 
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.resolved import Spec

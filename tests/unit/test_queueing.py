@@ -3,23 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    JOB_UID,
-    NOW,
-    a_condition,
-    a_finished_job,
-    a_pod,
-    a_running_job,
-    a_status,
-    at,
-    creating,
-    read_pods,
-    running,
-    scheduling_gated,
-    unschedulable,
-    waiting,
-)
-from builders import a_job as a_job_without_queue
+from builders.containers import creating, running, waiting
+from builders.jobs import JOB_UID, a_condition, a_finished_job, a_running_job, a_status
+from builders.jobs import a_job as a_job_without_queue
+from builders.kubelet import scheduling_gated, unschedulable
+from builders.pods import a_pod, read_pods
+from builders.times import NOW, at
 
 from ddpjob import DDPJob
 from ddpjob.core.api import kueue

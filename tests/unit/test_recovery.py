@@ -1,28 +1,12 @@
 """Changes by somebody else: stray pods, and a wiped or replaced status."""
 
 import pytest
-from builders import (
-    NOW,
-    a_condition,
-    a_finished_job,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_status,
-    a_stray,
-    at,
-    budgets_used,
-    condition,
-    deleted_pods,
-    failed,
-    observation,
-    plan_for,
-    running,
-    succeeded,
-    torchrun_summary,
-    waiting,
-    written,
-)
+from builders.containers import failed, running, succeeded, waiting
+from builders.jobs import a_condition, a_finished_job, a_job, a_running_job, a_status
+from builders.messages import torchrun_summary
+from builders.plans import budgets_used, condition, deleted_pods, observation, plan_for, written
+from builders.pods import a_pod, a_stray
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import EndedAttempt
 from ddpjob.core.api.names import Condition, Phase

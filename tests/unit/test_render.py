@@ -5,20 +5,13 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from builders import NOW, a_job, a_spec, a_status
+from builders.jobs import a_job, a_spec, a_status
+from builders.rendered import DEFAULTS, RESTRICTED, render
+from builders.times import NOW
 from goldens import check_golden
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rendered import (
-    DEFAULTS,
-    RESTRICTED,
-    env_of,
-    mounts_of,
-    options_of,
-    render,
-    trainer_of,
-    volumes_of,
-)
+from pod_parts import env_of, mounts_of, options_of, trainer_of, volumes_of
 
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import SpecError

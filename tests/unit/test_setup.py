@@ -1,24 +1,14 @@
 """A job with `spec.setup`: its pods are pending meanwhile, and a failure has its own reason."""
 
 import pytest
-from builders import (
-    a_job,
-    a_pod,
-    a_running_job,
-    agent_report,
-    an_agents_pod,
-    at,
-    ended,
-    failed,
-    follower_summary,
-    observation,
-    plan_for,
-    running,
-    starting,
-    waiting,
-    written,
-)
-from rendered import assignment_of, options_of, render, trainer_of
+from builders.containers import ended, failed, running, starting, waiting
+from builders.jobs import a_job, a_running_job
+from builders.messages import agent_report, follower_summary
+from builders.plans import observation, plan_for, written
+from builders.pods import a_pod, an_agents_pod
+from builders.rendered import render
+from builders.times import at
+from pod_parts import assignment_of, options_of, trainer_of
 
 from ddpjob.core.api.names import Phase
 from ddpjob.core.api.reasons import Reason

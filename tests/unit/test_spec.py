@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
-from builders import a_spec
+from builders.jobs import a_spec
 
 from ddpjob.core.api import names
 from ddpjob.core.api.foreign import INSTEAD

@@ -3,22 +3,12 @@
 from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
-from builders import (
-    FULL_STATUS,
-    JOB_UID,
-    NOW,
-    a_condition,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    at,
-    plan_for,
-    running,
-    succeeded,
-    unschedulable,
-    waiting,
-)
+from builders.containers import running, succeeded, waiting
+from builders.jobs import FULL_STATUS, JOB_UID, a_condition, a_job, a_running_job, a_starting_job
+from builders.kubelet import unschedulable
+from builders.plans import plan_for
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import ConditionStatus, set_condition, stamp_conditions

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from builders import torchrun_summary
+from builders.messages import torchrun_summary
 from hypothesis import given
 from hypothesis import strategies as st
 

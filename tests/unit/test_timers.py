@@ -4,33 +4,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from builders import (
-    NOW,
-    a_finished_job,
-    a_job,
-    a_node,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    an_agents_pod,
-    at,
-    creating,
-    failed,
-    follower_summary,
-    nodes_of,
-    observation,
-    plan_for,
-    read_pods,
-    running,
-    scheduling_gated,
-    starting,
-    succeeded,
-    told,
-    torchrun_summary,
-    unschedulable,
-    waiting,
-    written,
-)
+from builders.containers import creating, failed, running, starting, succeeded, waiting
+from builders.jobs import a_finished_job, a_job, a_running_job, a_starting_job
+from builders.kubelet import scheduling_gated, unschedulable
+from builders.messages import follower_summary, torchrun_summary
+from builders.nodes import a_node, nodes_of
+from builders.plans import observation, plan_for, written
+from builders.pods import a_pod, an_agents_pod, read_pods, told
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import LONGEST_DELAY, Backoff, UnreachableNode
 from ddpjob.core.api.names import Phase

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from builders import NOW
+from builders.times import NOW
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from builders import a_job, a_status
+from builders.jobs import a_job, a_status
 
 from ddpjob.core.api.kueue import (
     Demand,

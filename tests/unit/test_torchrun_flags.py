@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import a_spec
+from builders.jobs import a_spec
 
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.resolved import Spec

@@ -3,7 +3,8 @@
 from time import process_time
 
 import pytest
-from builders import FOLLOWER_ERROR, NOW, TAILS, torchrun_summary, torchrun_tail
+from builders.messages import FOLLOWER_ERROR, TAILS, torchrun_summary, torchrun_tail
+from builders.times import NOW
 
 from ddpjob.core.observe.torchrun_log import parse_summary
 

@@ -3,30 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from builders import (
-    FAILURE,
-    FOLLOWER,
-    NOW,
-    WHAT_TO_DO,
-    a_job,
-    a_pod,
-    a_running_job,
-    a_starting_job,
-    a_status,
-    at,
-    budgets_used,
-    condition,
-    deleted_pods,
-    failed,
-    plan_for,
-    rejected_by_kubelet,
-    running,
-    succeeded,
-    torchrun_summary,
-    unschedulable,
-    waiting,
-    written,
-)
+from builders.containers import failed, running, succeeded, waiting
+from builders.jobs import WHAT_TO_DO, a_job, a_running_job, a_starting_job, a_status
+from builders.kubelet import rejected_by_kubelet, unschedulable
+from builders.messages import FAILURE, FOLLOWER, torchrun_summary
+from builders.plans import budgets_used, condition, deleted_pods, plan_for, written
+from builders.pods import a_pod
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase

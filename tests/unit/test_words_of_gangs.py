@@ -1,7 +1,10 @@
 """The words of a PodGroup about a waiting gang, and their part in the job's status."""
 
 import pytest
-from builders import NOW, a_pod, a_starting_job, not_scheduled, read_pods, unschedulable
+from builders.jobs import a_starting_job
+from builders.kubelet import not_scheduled, unschedulable
+from builders.pods import a_pod, read_pods
+from builders.times import NOW
 
 from ddpjob.core.api.owned import owned_metadata
 from ddpjob.core.api.pod_groups import read_pod_group

@@ -15,16 +15,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from builders import (
-    NOW,
-    a_manifest,
-    a_node,
-    an_agents_pod,
-    at,
-    is_scheduled,
-    read_pods,
-    running,
-)
+from builders.containers import running
+from builders.jobs import a_manifest
+from builders.nodes import a_node
+from builders.pods import an_agents_pod, is_scheduled, read_pods
+from builders.times import NOW, at
 
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job

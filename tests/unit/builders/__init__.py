@@ -1,0 +1,1 @@
+"""Builders for the core's input: jobs, and pods and nodes from an API server."""
