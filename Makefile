@@ -54,7 +54,7 @@ mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit
 
 test-gpu: $(STAMP) ## the device layer, NCCL and the speed of ResNet-50, on a machine with an NVIDIA GPU (TORCH=torch)
 	$(BIN)/pytest tests/gpu
-	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu bench/gpu_speed.py
+	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu -m bench.gpu_speed
 
 FRAMEWORKS := .venv-frameworks
 test-frameworks: $(FRAMEWORKS)/.installed ## the examples with transformers, Lightning, Accelerate and DeepSpeed, killed, stopped and resumed, and the page of trackers; in an environment of its own

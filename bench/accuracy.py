@@ -1,8 +1,8 @@
 """Accuracy of the workloads as means over several seeds: the figures in docs/workloads.
 
-    python bench/accuracy.py mnist --data FOLDER
-    python bench/accuracy.py cifar10 --data FOLDER
-    python bench/accuracy.py hymenoptera --data FOLDER --weights FILE
+    python -m bench.accuracy mnist --data FOLDER
+    python -m bench.accuracy cifar10 --data FOLDER
+    python -m bench.accuracy hymenoptera --data FOLDER --weights FILE
 
 mnist        both arms, 5 seeds
 cifar10      the fast recipe, one epoch, 5 seeds

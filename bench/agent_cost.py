@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from ddpjob.core.agent_files import agent_files
+from tests.agent.kubelet import agent_options
 
 STEPS = 5_000
 
@@ -67,21 +68,7 @@ def run_agent(folder: Path) -> tuple[float, float, float]:
     assignment = {"attempt": 0, "start": True, "flags": FLAGS, "env": {}, "ranks": 2}
     (folder / "assignment").write_text(json.dumps({**assignment, "grace": 0, "wait": 0}))
     (folder / "run").mkdir(exist_ok=True)
-    options = {
-        "folder": str(folder / "run"),
-        "assignment": str(folder / "assignment"),
-        "words": str(folder / "agent/words.json"),
-        "message": str(folder / "message"),
-        "clear": None,
-        "port": 0,
-        "command": None,
-        "flags": [],
-        "hang_seconds": 600,
-        "first_seconds": None,
-        "heartbeat": "Log",
-        "fast_start": False,
-        "state_path": "/state/uid-of-job/0",
-    }
+    options = agent_options(folder, port="0", hang_seconds=600, heartbeat="Log")
     words = [sys.executable, "-IS", str(folder / "agent"), "agent", json.dumps(options)]
     began = time.monotonic()
     agent = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Memory and time of checkpoints, beside torch.distributed.checkpoint (DCP).
 
-    python bench/checkpoints.py
-    python bench/checkpoints.py --megabytes 341 --device cuda --disk /scratch
+    python -m bench.checkpoints
+    python -m bench.checkpoints --megabytes 341 --device cuda --disk /scratch
 
 Each measurement runs in new processes: a model with `--megabytes` of weights, and AdamW. AdamW's
 state is twice as large. Prints how much the peak memory of a rank grows during saves and a restore
@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer.checkpoint.checkpoints import Checkpoints
@@ -69,10 +70,12 @@ class Dcp:
     def save(self, step: int) -> None:
         self.wait()
         state = get_state_dict(self._model, self._optimizer)
-        self._writing = dcp.async_save(
+        writing = async_save(
             dict(zip(("model", "optimizer"), state, strict=True)),
             checkpoint_id=self._folder / str(step),
         )
+        assert isinstance(writing, Future)
+        self._writing = writing
 
     def wait(self) -> None:
         if self._writing:
@@ -81,13 +84,13 @@ class Dcp:
     def restore(self) -> None:
         model, optimizer = get_state_dict(self._model, self._optimizer)
         newest = max(self._folder.iterdir(), key=lambda path: int(path.name))
-        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=newest)
+        load({"model": model, "optimizer": optimizer}, checkpoint_id=newest)
         set_state_dict(
             self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimizer
         )
 
 
-KINDS = {"ours": Ours, "dcp": Dcp}
+KINDS: dict[str, type[Ours] | type[Dcp]] = {"ours": Ours, "dcp": Dcp}
 
 # The measured cases: a name, the number of ranks, and flags.
 CASES = (
@@ -162,7 +165,7 @@ def run(options: argparse.Namespace, folder: Path, *flags: str) -> dict[str, flo
     """Measure in new processes. Return the largest value of all ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = flags[flags.index("--ranks") + 1]
-    command += ["--nproc-per-node", ranks, __file__, "--folder", str(folder)]
+    command += ["--nproc-per-node", ranks, "-m", "bench.checkpoints", "--folder", str(folder)]
     command += ["--megabytes", str(options.megabytes), "--device", options.device, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

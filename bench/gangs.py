@@ -1,8 +1,8 @@
 """What a gang costs: the time until all pods of some jobs have nodes, with PodGroups and without.
 
-    python bench/gangs.py                          # two minutes
-    python bench/gangs.py --cases 1x200 --runs 5
-    python bench/gangs.py --qps 500                # a scheduler with a higher rate limit
+    python -m bench.gangs                          # two minutes
+    python -m bench.gangs --cases 1x200 --runs 5
+    python -m bench.gangs --qps 500                # a scheduler with a higher rate limit
 
 A case is `JOBSxNODES`. The API server and the scheduler are those of Kubernetes, as in
 tests/apiserver, with 60 nodes without kubelets. Each run has every case in both ways, one after the
@@ -12,17 +12,13 @@ last pod has a node.
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
-
-from envtest import GANG_FLAGS, GANG_GATES, ApiServer, temporary_server  # noqa: E402
-from play import Cluster, Operator, end  # noqa: E402
+from envtest import GANG_FLAGS, GANG_GATES, ApiServer, temporary_server
+from play import Cluster, Operator, end
 
 CASES = ("1x200", "50x4")
 WAYS = {"with PodGroups": "Auto", "without": "Off"}

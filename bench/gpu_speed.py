@@ -1,7 +1,7 @@
 """Speed of ResNet-50 on NVIDIA GPUs, measured in turns within one run.
 
-    torchrun --standalone --nproc-per-node gpu bench/gpu_speed.py
-    torchrun --standalone --nproc-per-node 2 bench/gpu_speed.py --device cpu --image-size 32
+    torchrun --standalone --nproc-per-node gpu -m bench.gpu_speed
+    torchrun --standalone --nproc-per-node 2 -m bench.gpu_speed --device cpu --image-size 32
 
 Trains on random images. Compares DDP with a plain loop, once with PyTorch's defaults and once with
 bf16, channels_last and a fused optimizer. In the plain loop each rank trains by itself. Each of the
@@ -67,7 +67,8 @@ class Trainer:
         self._runtime = runtime
         self._bf16 = variant.bf16
         self._layout = torch.channels_last if variant.channels_last else torch.contiguous_format
-        model = resnet50().to(runtime.device, memory_format=self._layout)
+        model = resnet50().to(runtime.device)
+        model.to(memory_format=self._layout)  # type: ignore[call-overload]
         self._model: nn.Module = model
         if variant.ddp:
             self._model = DistributedModel(model, **ddp_settings(model))
@@ -88,7 +89,7 @@ class Trainer:
         for _ in range(steps):
             with torch.autocast(runtime.device.type, torch.bfloat16, enabled=self._bf16):
                 loss = F.cross_entropy(self._model(images), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             runtime.step(self._optimizer)
         runtime.hardware.wait()
         took = torch.tensor((time.perf_counter() - began) / steps, dtype=torch.float64)

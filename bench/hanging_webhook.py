@@ -1,7 +1,7 @@
 """Delay of healthy jobs while an admission webhook hangs for others, on a real API server.
 
-    python bench/hanging_webhook.py                                    # a quarter of an hour
-    python bench/hanging_webhook.py --cases creates:20x20 --seconds 10
+    python -m bench.hanging_webhook                                    # a quarter of an hour
+    python -m bench.hanging_webhook --cases creates:20x20 --seconds 10
 
 A case is `KIND:NAMESPACESxJOBS`: requests of one kind (creates of pods, statuses, deletions of
 pods) hang for so many jobs in each of so many namespaces, from the same moment on. Meanwhile a
@@ -16,7 +16,6 @@ they are gone (stop): the median and the longest, without the webhook and with i
 import argparse
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
-
-from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
-from play import Operator, end  # noqa: E402
+from envtest import MERGE, ApiServer, temporary_server
+from play import Operator, end
 
 CASES = (
     "creates:1x200",

@@ -1,7 +1,7 @@
 """What many jobs cost the operator at rest, end to end: a real API server, kopf's watches, LISTs.
 
-    python bench/many_jobs.py
-    python bench/many_jobs.py --jobs 100 --pods 0 --megabytes 1
+    python -m bench.many_jobs
+    python -m bench.many_jobs --jobs 100 --pods 0 --megabytes 1
 
 Half of the jobs run and half are complete. Each has `--pods` pods, with statuses as from a kubelet.
 With `--pods 0` the jobs have no status either. With `--megabytes` each job has environment
@@ -30,20 +30,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from envtest import MERGE, ApiServer, temporary_server
+from play import Cluster, Operator, end
+
+from bench.metric_text import samples
 from ddpjob.core.api.job import Job
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import observe
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.render import objects
 from ddpjob.core.render.pod_context import Settings
-
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
-
-from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
-from play import Cluster, Operator, end  # noqa: E402
-
-from bench.metric_text import samples  # noqa: E402
 
 NAMESPACES = 20
 THREADS = 8
@@ -151,6 +147,11 @@ class NewOperator(Operator):
 
     context = multiprocessing.get_context("spawn")
 
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
 
 def memory_of(process: int) -> tuple[float, float]:
     """Return (resident memory now, its maximum so far) of a process in MB."""
@@ -180,7 +181,7 @@ class Costs:
         )
 
 
-def costs(server: ApiServer, operator: Operator) -> Costs:
+def costs(server: ApiServer, operator: NewOperator) -> Costs:
     """Read the costs so far, from /proc and the metrics of the API server."""
     totals: defaultdict[str, float] = defaultdict(float)
     text = server.request("GET", "/metrics").body["message"]
@@ -193,7 +194,7 @@ def costs(server: ApiServer, operator: Operator) -> Costs:
             totals["reads" if name == REQUESTS else "answered"] += value
         elif is_write and resource == "configmaps" and name == REQUESTS:
             totals["config_maps"] += value
-    own = cpu_seconds(operator.process.pid)
+    own = cpu_seconds(operator.pid)
     return Costs(own, totals["server"], totals["reads"], totals["answered"], totals["config_maps"])
 
 
@@ -226,12 +227,12 @@ def measure(server: ApiServer, folder: Path) -> Iterator[tuple[str, str]]:
     try:
         wait_for(lambda: is_ready(operator), 300)
         yield "ready after", f"{time.monotonic() - started:.1f} s"
-        yield "highest until then", f"{memory_of(operator.process.pid)[1]:.0f} MB"
+        yield "highest until then", f"{memory_of(operator.pid)[1]:.0f} MB"
         time.sleep(SETTLED)
         before = costs(server, operator)
         time.sleep(OBSERVED)
         used = costs(server, operator).since(before)
-        now, highest = memory_of(operator.process.pid)
+        now, highest = memory_of(operator.pid)
         yield f"after {SETTLED + OBSERVED} s", f"{now:.0f} MB"
         yield "highest", f"{highest:.0f} MB"
         yield from at_rest(used, OBSERVED / 60)
@@ -247,7 +248,7 @@ def at_rest(used: Costs, minutes: float) -> Iterator[tuple[str, str]]:
     yield "their answers", f"{used.answered / minutes / 1e6:.3f} MB"
 
 
-def of_a_new_job(server: ApiServer, operator: Operator) -> Iterator[tuple[str, str]]:
+def of_a_new_job(server: ApiServer, operator: NewOperator) -> Iterator[tuple[str, str]]:
     """Start a job beside the others. The first one of a namespace makes the agent's ConfigMap."""
     cluster = Cluster(server, server.create_namespace("new"))
     for which in ("first", "next"):

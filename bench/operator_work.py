@@ -1,54 +1,58 @@
 """CPU time of the operator's single steps in large clusters, in one process without an API server.
 
-    .venv/bin/python bench/operator_work.py
+    python -m bench.operator_work                                     # ten seconds
+    python -m bench.operator_work --nodes 10 --jobs 20 --pending 20   # a short try
 
 Each row is the median of some repetitions; only the scrape runs once. A scrape works in turns, so
 other work waits at most for the longest one.
 """
 
+import argparse
 import asyncio
 import itertools
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit"))
+from builders.containers import ended, failed, running
+from builders.jobs import a_job, a_manifest, a_status
+from builders.kubelet import unschedulable
+from builders.messages import torchrun_summary
+from builders.nodes import a_node, nodes_of
+from builders.pods import an_agents_pod, read_pods
+from builders.times import at
 
-from builders.containers import ended, failed, running  # noqa: E402
-from builders.jobs import a_job, a_manifest, a_status  # noqa: E402
-from builders.kubelet import unschedulable  # noqa: E402
-from builders.messages import torchrun_summary  # noqa: E402
-from builders.nodes import a_node, nodes_of  # noqa: E402
-from builders.pods import an_agents_pod, read_pods  # noqa: E402
-from builders.times import at  # noqa: E402
+from ddpjob.controller.act import Actor
+from ddpjob.controller.cache import Cache, key_of_job
+from ddpjob.controller.clock import wall_time
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.writer import Writer
+from ddpjob.core.api import names
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import Pod, observe
+from ddpjob.core.plan import Create, Plan, create_gang
+from ddpjob.kube.kinds import NODES
+from ddpjob.kube.request import Request
+from tests.wiring.extensions import without_extensions
 
-from ddpjob.controller.act import Actor  # noqa: E402
-from ddpjob.controller.cache import Cache, key_of_job  # noqa: E402
-from ddpjob.controller.clock import wall_time  # noqa: E402
-from ddpjob.controller.metrics import Metrics  # noqa: E402
-from ddpjob.controller.writer import Writer  # noqa: E402
-from ddpjob.core.api import names  # noqa: E402
-from ddpjob.core.decide.rules import decide  # noqa: E402
-from ddpjob.core.observe.observation import observe  # noqa: E402
-from ddpjob.core.plan import Create, Plan, create_gang  # noqa: E402
-from ddpjob.kube.kinds import NODES  # noqa: E402
-from ddpjob.kube.request import Request  # noqa: E402
-
-NODES_OF_GANG = 1_000
-JOBS = 10_000
-PENDING = 5_000
 REPETITIONS = 5
 STATUSES = 300
 ENVIRONMENT = [{"name": f"NAME_{number}", "value": "x" * 50} for number in range(20)]
 
 # A possible end of a killed process's log.
 TAIL = "epoch 1, step 200, loss 0.1234, 812 images a second\n" * 80
+
+
+@dataclass(frozen=True)
+class Size:
+    """The nodes of a gang, and the jobs of a cluster."""
+
+    nodes: int
+    jobs: int
+    pending: int
 
 
 def milliseconds(function: Callable[[], object]) -> float:
@@ -61,27 +65,27 @@ def milliseconds(function: Callable[[], object]) -> float:
     return statistics.median(times) * 1000
 
 
-def decisions() -> Iterator[tuple[str, str]]:
-    nodes = nodes_of(*(a_node(f"node-{index}") for index in range(NODES_OF_GANG)))
-    job = a_job(nodes=NODES_OF_GANG, recovery="InPlace", status=a_status(nodes=NODES_OF_GANG))
+def decisions(size: Size) -> Iterator[tuple[str, str]]:
+    nodes = nodes_of(*(a_node(f"node-{index}") for index in range(size.nodes)))
+    job = a_job(nodes=size.nodes, recovery="InPlace", status=a_status(nodes=size.nodes))
 
-    def gang(make_status: Callable[[int], dict[str, Any]]) -> list[Any]:
-        return read_pods(*(an_agents_pod(i, make_status(i)) for i in range(NODES_OF_GANG)))
+    def gang(make_status: Callable[[int], dict[str, Any]]) -> list[Pod]:
+        return list(read_pods(*(an_agents_pod(i, make_status(i)) for i in range(size.nodes))))
 
     scenes = {
         "all pods run": gang(lambda index: running()),
-        "a rank failed, 999 pods stay": gang(
+        "a rank failed, the other pods stay": gang(
             lambda index: failed(torchrun_summary(index)) if index == 5 else running()
         ),
-        "1,000 pods ended without a report": gang(lambda index: ended(137, f"{TAIL}{index}")),
+        "all pods ended without a report": gang(lambda index: ended(137, f"{TAIL}{index}")),
     }
     for name, pods in scenes.items():
         took = milliseconds(lambda: decide(observe(job, pods, nodes=nodes), at(100)))  # noqa: B023
-        yield f"decision, 1,000 nodes: {name}", f"{took:.0f} ms"
+        yield f"decision, {size.nodes:,} nodes: {name}", f"{took:.0f} ms"
 
 
-def scrape() -> Iterator[tuple[str, str]]:
-    cache = filled(JOBS, lambda number: running())
+def scrape(size: Size) -> Iterator[tuple[str, str]]:
+    cache = filled(size.jobs, lambda number: running())
     metrics = Metrics(cache, ())
     longest = 0.0
 
@@ -104,25 +108,25 @@ def scrape() -> Iterator[tuple[str, str]]:
 
     took = asyncio.run(measured())
     yield (
-        f"a scrape, {JOBS:,} jobs",
+        f"a scrape, {size.jobs:,} jobs",
         f"{took * 1000:.0f} ms, in turns of at most {longest * 1000:.0f} ms",
     )
 
 
-def looks() -> Iterator[tuple[str, str]]:
-    cache = filled(PENDING, lambda number: unschedulable())
+def looks(size: Size) -> Iterator[tuple[str, str]]:
+    cache = filled(size.pending, lambda number: unschedulable())
     jobs = [seen.value.unpack() for seen in cache.jobs.objects.values()]
     for job in jobs:
         cache.older_gang_of(job, None)
     youngest = jobs[-1]
     took = milliseconds(lambda: cache.older_gang_of(youngest, None))
-    yield f"the older gang of one of {PENDING:,} pending jobs", f"{took:.2f} ms"
+    yield f"the older gang of one of {size.pending:,} pending jobs", f"{took:.2f} ms"
 
 
-def news_of_a_node() -> Iterator[tuple[str, str]]:
-    cache = filled(JOBS, lambda number: running())
+def news_of_a_node(size: Size) -> Iterator[tuple[str, str]]:
+    cache = filled(size.jobs, lambda number: running())
     took = milliseconds(lambda: cache.keys_of(NODES, a_node("node-1")))
-    yield f"the jobs of a node, {2 * JOBS:,} pods", f"{took:.2f} ms"
+    yield f"the jobs of a node, {2 * size.jobs:,} pods", f"{took:.2f} ms"
 
 
 class EchoWriter(Writer):
@@ -140,7 +144,7 @@ class EchoWriter(Writer):
         return self.manifest
 
 
-def status_writes() -> Iterator[tuple[str, str]]:
+def status_writes(_: Size) -> Iterator[tuple[str, str]]:
     template = {"spec": {"containers": [{"name": names.TRAINER, "env": ENVIRONMENT}]}}
     manifest = a_manifest(status=a_status().to_dict(), podTemplate=template)
     manifest["metadata"]["resourceVersion"] = "1"
@@ -162,12 +166,16 @@ async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -
     cache.jobs.see(manifest)
     key = key_of_job(manifest)
     idle: Any = SimpleNamespace(create=do_nothing, delete_pods=do_nothing)
+    writer = EchoWriter(manifest)
+    places, pod_groups = without_extensions(writer, cache)
     actor = Actor(
-        writer=EchoWriter(manifest),
+        writer=writer,
         cache=cache,
         creator=idle,
         deleter=idle,
         reporter=idle,
+        places=places,
+        pod_groups=pod_groups,
         # Two readings of the clock are more than PROGRESS_INTERVAL apart.
         clock=itertools.count(step=10).__next__,
         metrics=Metrics(cache, ()),
@@ -201,10 +209,15 @@ def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
     return cache
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=1_000, help="nodes of a gang (default: 1000)")
+    parser.add_argument("--jobs", type=int, default=10_000, help="default: 10000")
+    parser.add_argument("--pending", type=int, default=5_000, help="pending jobs (default: 5000)")
+    size = Size(**vars(parser.parse_args(arguments)))
     print("| step | CPU time |\n|---|---|")
     for part in (decisions, status_writes, scrape, looks, news_of_a_node):
-        for name, value in part():
+        for name, value in part(size):
             print(f"| {name} | {value} |", flush=True)
 
 

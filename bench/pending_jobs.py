@@ -1,7 +1,7 @@
 """Time until a healthy job has its pods, while thousands of jobs of one namespace are pending.
 
-    .venv/bin/python bench/pending_jobs.py
-    .venv/bin/python bench/pending_jobs.py --jobs 500 --trials 3
+    python -m bench.pending_jobs
+    python -m bench.pending_jobs --jobs 500 --trials 3
 
 The pods of the pending jobs find no room in the cluster. Half of the trials run while a scheduler
 repeats its verdict on these pods, PER_SECOND in a second: each is news of a job. The healthy job is
@@ -11,7 +11,6 @@ machine.
 
 import argparse
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,13 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from many_jobs import Filler, NewOperator, is_ready, wait_for
+from envtest import MERGE, ApiServer, temporary_server
+from play import Cluster, end
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
-
-from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
-from play import Cluster, end  # noqa: E402
+from bench.many_jobs import Filler, NewOperator, is_ready, wait_for
 
 PENDING = "bench-0"
 NODES = 2

@@ -204,7 +204,8 @@ def wait_until_settled(namespace: Namespace) -> None:
         found = namespace.cluster.read.pods(namespace.name, "")
         conditions = [c for pod in found for c in pod["status"].get("conditions", [])]
         ready = sum(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-        return ready == 2 and namespace.status(NAME).get("phase", "Running") == "Running"
+        phase: str = namespace.status(NAME).get("phase", "Running")
+        return ready == 2 and phase == "Running"
 
     namespace.wait("both pods are ready", lambda: look() or None)
 

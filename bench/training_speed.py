@@ -1,8 +1,8 @@
 """Speed of the trainer's steps, measured in turns within one run, under the same conditions.
 
-    python bench/training_speed.py scaling
-    python bench/training_speed.py small
-    python bench/training_speed.py tutorial --data FOLDER
+    python -m bench.training_speed scaling
+    python -m bench.training_speed small
+    python -m bench.training_speed tutorial --data FOLDER
 
 scaling   ResNet-18: two ranks under DDP, compared with two independent processes
 small     small nets: plain DDP, and the effect of each optimisation of the trainer
@@ -35,8 +35,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training_variants import CASES, EXPERIMENTS, Case, Step, Variant
 
+from bench.training_variants import CASES, EXPERIMENTS, Case, Step, Variant
 from ddp_trainer.ranks.group import process_group
 from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads.shared.models import parameter_count
@@ -110,7 +110,7 @@ def prepare(case: Case, variant: Variant, runtime: Runtime) -> Trainer:
     """Return the variant with a model of the same weights as the others, after a warm-up."""
     torch.manual_seed(0)
     layout = torch.channels_last if variant.channels_last else torch.contiguous_format
-    model = case.make().to(memory_format=layout)
+    model = case.make().to(memory_format=layout)  # type: ignore[call-overload]
     step = variant.make(model, runtime)
     runtime.warm_up(step.module, torch.randn(2, *case.shape))
     optimizer = torch.optim.SGD(
@@ -131,7 +131,7 @@ def take_turn(
     for _ in range(steps):
         with step.context():
             logits = step.module(inputs.to(memory_format=trainer.layout))
-            F.cross_entropy(logits, labels).backward()
+            F.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
         step.after_backward()
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
@@ -191,7 +191,9 @@ def start_part(experiment: str, number: int, turns: int) -> dict[str, Turns]:
     if not EXPERIMENTS[experiment][number].keeps_freed_memory:
         environment |= DEFAULT_MALLOC
     flags = ["--part", str(number), "--turns", str(turns)]
-    subprocess.run([*TWO_RANKS, __file__, experiment, *flags], check=True, env=environment)
+    subprocess.run(
+        [*TWO_RANKS, "-m", "bench.training_speed", experiment, *flags], check=True, env=environment
+    )
     found: dict[str, Turns] = json.loads((OUT / "part.json").read_text())
     return found
 
@@ -225,7 +227,7 @@ def compare_with_tutorial(data: Path, runs: int, more: list[str]) -> None:
     """
     ours = ["-m", "ddp_trainer", "cifar10", "--epochs", "1", "--precision", "auto"]
     programs = {
-        "tutorial": [str(ROOT / "bench" / "tutorial_loop.py")],
+        "tutorial": ["-m", "bench.tutorial_loop"],
         "ours": [*ours, "--log-every", "5"],
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in programs}

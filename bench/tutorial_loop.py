@@ -1,6 +1,6 @@
 """CIFAR-10 as tutorials train it. bench/training_speed.py compares the trainer with this loop.
 
-    torchrun --standalone --nproc-per-node 2 bench/tutorial_loop.py --data FOLDER
+    torchrun --standalone --nproc-per-node 2 -m bench.tutorial_loop --data FOLDER
 
 Pillow transforms one image at a time. The loop uses a DataLoader, a DistributedSampler and DDP, and
 nothing else. FOLDER has image folders {train,test}/<class>/*. Prints one JSON line in the form of
@@ -34,7 +34,7 @@ def crop_and_flip(image: Image.Image) -> Image.Image:
     return ImageOps.mirror(image) if random.random() < 0.5 else image
 
 
-class Photographs(Dataset):
+class Photographs(Dataset[tuple[torch.Tensor, int]]):
     """Images of shape (3, 32, 32) and the numbers of their classes."""
 
     def __init__(self, folder: Path, augment: bool, limit: int | None) -> None:
@@ -109,7 +109,7 @@ def main() -> None:
     # Data, model and optimizer.
     train = Photographs(options.data / "train", True, options.limit_train)
     test = Photographs(options.data / "test", False, options.limit_test)
-    sampler = DistributedSampler(train, seed=options.seed)
+    sampler: DistributedSampler[int] = DistributedSampler(train, seed=options.seed)
     loader = DataLoader(train, options.batch_size, sampler=sampler)
     model = resnet18(stem=options.stem)
     ddp = DistributedDataParallel(model)
@@ -122,7 +122,7 @@ def main() -> None:
         stopwatch.book("data")
         loss = F.cross_entropy(ddp(inputs), labels)
         stopwatch.book("forward")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         stopwatch.book("backward")
         optimizer.step()
         optimizer.zero_grad()
@@ -134,9 +134,9 @@ def main() -> None:
     final = torch.stack(last_fifth).mean() / dist.get_world_size()
     dist.all_reduce(final)
 
-    loss = test_loss(model, test)
+    of_test = test_loss(model, test)
     if dist.get_rank() == 0:
-        result = {"final_loss": float(final), "loss": loss}
+        result = {"final_loss": float(final), "loss": of_test}
         print(json.dumps({"event": "end", "result": result, "seconds": stopwatch.seconds}))
     dist.destroy_process_group()
 

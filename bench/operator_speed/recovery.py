@@ -84,4 +84,4 @@ def _belongs_to_next(pod: Object) -> bool:
     metadata = pod["metadata"]
     assignment = json.loads(metadata.get("annotations", {}).get(names.ANNOTATION_ASSIGNMENT, "{}"))
     in_attempt = metadata.get("labels", {}).get(names.LABEL_ATTEMPT) == NEXT
-    return in_attempt and assignment.get("attempt") == int(NEXT) and assignment["start"]
+    return in_attempt and assignment.get("attempt") == int(NEXT) and bool(assignment["start"])

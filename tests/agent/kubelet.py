@@ -24,6 +24,32 @@ DEADLINE = 120.0
 TORCHRUN = [sys.executable, str(Path(__file__).parent / "fake_torchrun.py")]
 
 
+def agent_options(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return the options of an agent with its program and all its files in `folder`."""
+    return {
+        "folder": str(folder / "run"),
+        "assignment": str(folder / "assignment"),
+        "words": str(folder / "agent" / WORDS),
+        "message": str(folder / "message"),
+        "clear": None,
+        "work": str(folder),
+        "code": None,
+        "setup": None,
+        "setup_seconds": 1800,
+        "own_files": False,
+        "own_ipc": False,
+        "state_path": "/state/uid-of-job/0",
+        "port": None,
+        "command": None,
+        "flags": [],
+        "hang_seconds": None,
+        "first_seconds": None,
+        "heartbeat": "File",
+        "fast_start": False,
+        **changes,
+    }
+
+
 class Pod:
     """A container with the agent as process 1.
 
@@ -51,28 +77,8 @@ class Pod:
                 text = shortened(text, "ORDER_SECONDS = 10.0", "SILENT_SECONDS = 10.0")
             (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
-        self.options = {
-            "folder": str(self.run_folder),
-            "assignment": str(folder / "assignment"),
-            "words": str(self.programs / WORDS),
-            "message": str(folder / "message"),
-            "clear": None,
-            "work": str(folder),
-            "code": None,
-            "setup": None,
-            "setup_seconds": 1800,
-            "own_files": False,
-            "own_ipc": False,
-            "state_path": "/state/uid-of-job/0",
-            "port": None,
-            "command": TORCHRUN if command is None else command,
-            "flags": [],
-            "hang_seconds": None,
-            "first_seconds": None,
-            "heartbeat": "File",
-            "fast_start": False,
-            **options,
-        }
+        command = TORCHRUN if command is None else command
+        self.options = agent_options(folder, command=command, **options)
         self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 

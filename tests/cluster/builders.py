@@ -73,8 +73,9 @@ def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Objec
     `checkpoints`.
     """
     command = ("digits", "--epochs", str(epochs), *EARLY_CHECKPOINTS)
-    own = {"image": TRAINER, "checkpoint": {"claimName": "checkpoints"}}
-    return script_job(name, script("unhurried.py"), *command, **own, **spec)
+    checkpoint = {"claimName": "checkpoints"}
+    source = script("unhurried.py")
+    return script_job(name, source, *command, image=TRAINER, checkpoint=checkpoint, **spec)
 
 
 def script_job(

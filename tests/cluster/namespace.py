@@ -156,7 +156,7 @@ class Namespace:
         lines = set()
         for pod in self.cluster.read.pods(self.name):
             lines.add(f"{pod['metadata']['name']} {pod['metadata']['uid']}")
-        command = ["kubectl", "--kubeconfig", self.cluster.kubeconfig, "--namespace", self.name]
+        command = ["kubectl", f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.name}"]
         columns = "--output=custom-columns=NAME:.metadata.name,UID:.metadata.uid"
         watch = subprocess.Popen(
             [*command, "get", "pods", "--watch", "--no-headers", columns],

@@ -19,7 +19,7 @@ class Reader:
     """Reads from the API server of a kubeconfig. Raises CommandFailed if it refuses or is down."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        api = new_client_from_config(config_file=str(kubeconfig))
+        api = new_client_from_config(config_file=str(kubeconfig))  # type: ignore[no-untyped-call]
         self._core = CoreV1Api(api)
         self._custom = CustomObjectsApi(api)
 
