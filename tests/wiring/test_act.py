@@ -17,6 +17,7 @@ from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.places import Outcome
 from ddpjob.core.api.conditions import set_condition, stamp_conditions
+from ddpjob.core.api.history import Place
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Attempt
@@ -38,6 +39,11 @@ STARTING = Event("Normal", "Starting", "it starts")
 OLD = Delete("digits-0-1", "uid-of-old")
 SHARED = [f"CREATE {kind.plural}" for kind in Owned if kind is not Owned.POD]
 STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="", time=wall_time())
+
+
+def a_condition(kind):
+    """Return the conditions of a job with only this one."""
+    return stamp_conditions(set_condition((), kind, True, "Reason", "message"), 1, wall_time())
 
 
 class Recorder:
@@ -199,6 +205,27 @@ async def test_the_words_of_a_queue_are_written_once_a_minute(
     clock.time = interval
     await look("waits for room in the queue team: too few pods")
     assert writer.sent == ["UPDATE ddpjobs/status"] * 2
+
+
+async def is_found(job):
+    return True
+
+
+@pytest.mark.parametrize(
+    ("look", "changes"),
+    [
+        ("recover", {"place": Place(2)}),
+        ("recover_if_possible", {"conditions": a_condition(Condition.COMPLETE)}),
+        ("recover_if_possible", {"conditions": a_condition(Condition.SUSPENDED)}),
+    ],
+)
+async def test_a_place_that_exists_is_neither_replaced_nor_left(writer, actor, look, changes):
+    """It only seemed to be gone, so the next look decides again."""
+    actor.places = SimpleNamespace(**{look: is_found})
+    seen = actor.cache.job(KEY)
+    status = replace(seen.value.unpack().status, **changes)
+    assert await actor.apply(seen, Plan(status)) == 0
+    assert writer.sent == []
 
 
 async def test_room_in_use_is_looked_at_again_soon(actor, carry_out):
