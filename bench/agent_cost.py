@@ -96,7 +96,7 @@ def memory_of(process: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=5)
     trials = parser.parse_args().trials
     plain: list[float] = []

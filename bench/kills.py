@@ -125,7 +125,7 @@ def measure_goodput(cluster: Cluster, every: float, minutes: float, dice: random
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--goodput", action="store_true")
     parser.add_argument("--every", type=float, default=30, help="seconds between two kills")

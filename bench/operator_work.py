@@ -12,18 +12,10 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-
-from builders.containers import ended, failed, running
-from builders.jobs import a_job, a_manifest, a_status
-from builders.kubelet import unschedulable
-from builders.messages import torchrun_summary
-from builders.nodes import a_node, nodes_of
-from builders.pods import an_agents_pod, read_pods
-from builders.times import at
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, key_of_job
@@ -31,15 +23,24 @@ from ddpjob.controller.clock import wall_time
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
+from ddpjob.core.api.status import Status
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import Pod, observe
 from ddpjob.core.plan import Create, Plan, create_gang
 from ddpjob.kube.kinds import NODES
 from ddpjob.kube.request import Request
+from tests.unit.builders.containers import ended, failed, running
+from tests.unit.builders.jobs import a_job, a_manifest, a_status
+from tests.unit.builders.messages import torchrun_summary
+from tests.unit.builders.nodes import a_node, nodes_of
+from tests.unit.builders.pods import an_agents_pod, read_pods
+from tests.unit.builders.surroundings import unschedulable
+from tests.unit.builders.times import at
 from tests.wiring.extensions import without_extensions
 
 REPETITIONS = 5
 STATUSES = 300
+TRAINER = {"name": names.TRAINER, "resources": {"requests": {"cpu": "1"}}}
 ENVIRONMENT = [{"name": f"NAME_{number}", "value": "x" * 50} for number in range(20)]
 
 # A possible end of a killed process's log.
@@ -85,7 +86,7 @@ def decisions(size: Size) -> Iterator[tuple[str, str]]:
 
 
 def scrape(size: Size) -> Iterator[tuple[str, str]]:
-    cache = filled(size.jobs, lambda number: running())
+    cache = filled(size.jobs, a_status(), running(), running())
     metrics = Metrics(cache, ())
     longest = 0.0
 
@@ -102,7 +103,8 @@ def scrape(size: Size) -> Iterator[tuple[str, str]]:
         working = asyncio.create_task(other_work())
         await asyncio.sleep(0)
         before = time.process_time()
-        await metrics.text()
+        text = await metrics.text()
+        assert f'phase="Running"}} {size.jobs}'.encode() in text
         working.cancel()
         return time.process_time() - before
 
@@ -114,17 +116,19 @@ def scrape(size: Size) -> Iterator[tuple[str, str]]:
 
 
 def looks(size: Size) -> Iterator[tuple[str, str]]:
-    cache = filled(size.pending, lambda number: unschedulable())
+    status = a_status(latched=False, ran=False, starting_since=at(0))
+    cache = filled(size.pending, status, running(), unschedulable())
     jobs = [seen.value.unpack() for seen in cache.jobs.objects.values()]
     for job in jobs:
         cache.older_gang_of(job, None)
     youngest = jobs[-1]
+    assert cache.older_gang_of(youngest, None)
     took = milliseconds(lambda: cache.older_gang_of(youngest, None))
     yield f"the older gang of one of {size.pending:,} pending jobs", f"{took:.2f} ms"
 
 
 def news_of_a_node(size: Size) -> Iterator[tuple[str, str]]:
-    cache = filled(size.jobs, lambda number: running())
+    cache = filled(size.jobs, a_status(), running(), running())
     took = milliseconds(lambda: cache.keys_of(NODES, a_node("node-1")))
     yield f"the jobs of a node, {2 * size.jobs:,} pods", f"{took:.2f} ms"
 
@@ -188,16 +192,16 @@ async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -
         await actor.apply(seen, Plan(status, create=create))
 
 
-def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
-    """Return a cache with jobs of two pods each."""
+def filled(jobs: int, status: Status, *pods: Any) -> Cache:
+    """Return a cache with jobs of this status, each with pods of these statuses."""
     cache = Cache()
     for number in range(jobs):
         name = f"job-{number}"
-        manifest = a_manifest(name=name, status=a_status())
+        manifest = a_manifest(name=name, status=status.to_dict())
         manifest["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number + 1)}
         cache.jobs.see(manifest)
-        for index in range(2):
-            pod = an_agents_pod(index, make_status(number))
+        for index, pod_status in enumerate(pods):
+            pod = an_agents_pod(index, pod_status, containers=[TRAINER])
             owner = pod["metadata"]["ownerReferences"][0]
             owner |= {"name": name, "uid": f"uid-{number}"}
             pod["metadata"] |= {
@@ -209,12 +213,12 @@ def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
     return cache
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1_000, help="nodes of a gang (default: 1000)")
-    parser.add_argument("--jobs", type=int, default=10_000, help="default: 10000")
+    parser.add_argument("--jobs", type=int, default=10_000, help="jobs (default: 10000)")
     parser.add_argument("--pending", type=int, default=5_000, help="pending jobs (default: 5000)")
-    size = Size(**vars(parser.parse_args(arguments)))
+    size = Size(**vars(parser.parse_args()))
     print("| step | CPU time |\n|---|---|")
     for part in (decisions, status_writes, scrape, looks, news_of_a_node):
         for name, value in part(size):

@@ -215,7 +215,7 @@ def as_text(seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--variant", action="append", choices=VARIANTS)
     options = parser.parse_args()

@@ -10,7 +10,6 @@ from typing import Any
 
 from builders.containers import (
     ended,
-    not_ready,
     oom_killed,
     running,
     starting,
@@ -18,18 +17,19 @@ from builders.containers import (
     waiting,
     without_end_time,
 )
-from builders.kubelet import (
+from builders.messages import agent_report, follower_summary, torchrun_summary, torchrun_tail
+from builders.nodes import a_node
+from builders.pods import a_stray
+from builders.surroundings import (
     disruption_target,
     evicted,
+    not_ready,
     over_own_limit,
     rejected_by_kubelet,
     scheduling_gated,
     shut_down,
     unschedulable,
 )
-from builders.messages import agent_report, follower_summary, torchrun_summary, torchrun_tail
-from builders.nodes import a_node
-from builders.pods import a_stray
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.api.history import OlderGang

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from builders.containers import failed, running, starting, succeeded
 from builders.jobs import a_job, a_running_job, a_starting_job
-from builders.kubelet import unschedulable
 from builders.messages import agent_report, torchrun_summary
 from builders.plans import plan_for, written
 from builders.pods import a_pod, read_pods
+from builders.surroundings import unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api.names import Activity

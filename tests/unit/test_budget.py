@@ -3,17 +3,17 @@
 import pytest
 from builders.containers import ended, failed, oom_killed, running, succeeded, waiting
 from builders.jobs import WHAT_TO_DO, a_running_job
-from builders.kubelet import (
+from builders.messages import FOLLOWER_ERROR, follower_summary, torchrun_summary, torchrun_tail
+from builders.nodes import a_node, nodes_of
+from builders.plans import budgets_used, plan_for, restarts_by_budget, written
+from builders.pods import a_pod
+from builders.surroundings import (
     disruption_target,
     over_own_limit,
     preempted_by_kubelet,
     rejected_by_kubelet,
     unschedulable,
 )
-from builders.messages import FOLLOWER_ERROR, follower_summary, torchrun_summary, torchrun_tail
-from builders.nodes import a_node, nodes_of
-from builders.plans import budgets_used, plan_for, restarts_by_budget, written
-from builders.pods import a_pod
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, EndedAttempt

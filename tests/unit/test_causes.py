@@ -5,13 +5,6 @@ from itertools import permutations
 import pytest
 from builders.containers import ended, failed, oom_killed, running, succeeded, waiting
 from builders.jobs import a_running_job
-from builders.kubelet import (
-    disruption_target,
-    evicted,
-    over_own_limit,
-    rejected_by_kubelet,
-    unschedulable,
-)
 from builders.messages import (
     agent_report,
     follower_summary,
@@ -22,6 +15,13 @@ from builders.messages import (
 from builders.nodes import a_node, nodes_of
 from builders.plans import observation
 from builders.pods import a_pod, read_pods
+from builders.surroundings import (
+    disruption_target,
+    evicted,
+    over_own_limit,
+    rejected_by_kubelet,
+    unschedulable,
+)
 from builders.times import NOW, at
 
 from ddpjob.core.api.names import Cause

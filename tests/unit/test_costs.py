@@ -7,11 +7,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from builders.containers import ended, failed, not_ready, running
+from builders.containers import ended, failed, running
 from builders.jobs import a_job, a_status
 from builders.messages import torchrun_summary
 from builders.nodes import a_node, nodes_of
 from builders.pods import an_agents_pod, read_pods
+from builders.surroundings import not_ready
 from builders.times import at
 
 from ddpjob.controller.cache import Cache

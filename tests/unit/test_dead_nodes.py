@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from builders.containers import failed, not_ready, running, succeeded, waiting, with_sidecar
+from builders.containers import failed, running, succeeded, waiting, with_sidecar
 from builders.jobs import a_condition, a_job, a_running_job, a_starting_job, a_status
 from builders.messages import follower_summary, torchrun_summary
 from builders.nodes import a_node, nodes_of
@@ -17,6 +17,7 @@ from builders.plans import (
     written,
 )
 from builders.pods import a_pod, read_pods
+from builders.surroundings import not_ready
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import UnreachableNode

@@ -12,18 +12,18 @@ from builders.containers import (
     trainer_status,
     with_sidecar,
 )
-from builders.jobs import WHAT_TO_DO, a_finished_job, a_job, a_running_job, a_starting_job, a_status
-from builders.kubelet import (
-    disruption_target,
-    evicted,
-    rejected_by_kubelet,
-    shut_down,
-    unschedulable,
+from builders.jobs import (
+    WHAT_TO_DO,
+    a_finished_job,
+    a_job,
+    a_running_job,
+    a_starting_job,
+    a_status,
+    condition,
 )
 from builders.messages import FAILURE, FOLLOWER, torchrun_summary, torchrun_tail
 from builders.plans import (
     budgets_used,
-    condition,
     deleted_pods,
     observation,
     plan_for,
@@ -31,6 +31,13 @@ from builders.plans import (
     written,
 )
 from builders.pods import a_pod
+from builders.surroundings import (
+    disruption_target,
+    evicted,
+    rejected_by_kubelet,
+    shut_down,
+    unschedulable,
+)
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure

@@ -7,9 +7,9 @@ from itertools import permutations
 import pytest
 from builders.containers import running, waiting
 from builders.jobs import a_condition, a_job, a_running_job, a_status, changed
-from builders.kubelet import scheduling_gated, unschedulable
 from builders.plans import budgets_used, deleted_pods, plan_for, written
 from builders.pods import a_pod, read_pods
+from builders.surroundings import scheduling_gated, unschedulable
 from builders.times import NOW, at
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,11 +3,11 @@
 import pytest
 from builders.containers import ended, failed, oom_killed, running, succeeded
 from builders.jobs import a_job, a_running_job, a_status
-from builders.kubelet import rejected_by_kubelet, unschedulable
 from builders.messages import follower_summary, slow_rank_summary, torchrun_summary, torchrun_tail
 from builders.nodes import a_node, nodes_of
 from builders.plans import plan_for, written
 from builders.pods import a_pod
+from builders.surroundings import rejected_by_kubelet, unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import (

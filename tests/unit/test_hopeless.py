@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from builders.containers import ended, failed, oom_killed, running
 from builders.jobs import WHAT_TO_DO, a_running_job
-from builders.kubelet import disruption_target
 from builders.messages import agent_report, torchrun_summary
 from builders.plans import budgets_used, plan_for, written
 from builders.pods import a_pod
+from builders.surroundings import disruption_target
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE, EndedAttempt, Retried

@@ -4,13 +4,13 @@ import json
 
 import pytest
 from builders import jobs
-from builders.containers import failed, not_ready, oom_killed, running, starting, succeeded, waiting
+from builders.containers import failed, oom_killed, running, starting, succeeded, waiting
 from builders.jobs import a_status
-from builders.kubelet import disruption_target
 from builders.messages import agent_report
 from builders.nodes import a_node, nodes_of
 from builders.plans import budgets_used, deleted_pods, plan_for, written
 from builders.pods import a_pod, an_agents_pod, told
+from builders.surroundings import disruption_target, not_ready
 from builders.times import NOW, at
 
 from ddpjob.core.agent_files import config_map_name

@@ -13,12 +13,13 @@ from builders.jobs import (
     a_starting_job,
     a_status,
     changed,
+    condition,
 )
-from builders.kubelet import scheduling_gated, unschedulable
 from builders.messages import torchrun_summary, torchrun_tail
 from builders.nodes import a_node, nodes_of
-from builders.plans import budgets_used, condition, deleted_pods, plan_for, written
+from builders.plans import budgets_used, deleted_pods, plan_for, written
 from builders.pods import a_pod
+from builders.surroundings import scheduling_gated, unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure

@@ -1,11 +1,12 @@
 """The status of a gang with all containers running, before its workers have met."""
 
 import pytest
-from builders.containers import not_ready, running, starting, succeeded, trainer_status, waiting
-from builders.jobs import a_running_job
+from builders.containers import running, starting, succeeded, trainer_status, waiting
+from builders.jobs import a_running_job, condition
 from builders.nodes import a_node, nodes_of
-from builders.plans import condition, plan_for, written
+from builders.plans import plan_for, written
 from builders.pods import a_pod, an_agents_pod
+from builders.surroundings import not_ready
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import UnreachableNode

@@ -4,24 +4,24 @@ import pytest
 from builders.containers import (
     ended,
     failed,
-    not_ready,
     running,
     succeeded,
     trainer_status,
     waiting,
     with_sidecar,
 )
-from builders.kubelet import (
+from builders.messages import FOLLOWER_ERROR, agent_report, torchrun_summary
+from builders.pods import a_pod
+from builders.surroundings import (
     disruption_target,
     evicted,
+    not_ready,
     over_own_limit,
     preempted_by_kubelet,
     rejected_by_kubelet,
     scheduling_gated,
     unschedulable,
 )
-from builders.messages import FOLLOWER_ERROR, agent_report, torchrun_summary
-from builders.pods import a_pod
 from builders.times import NOW, at
 
 from ddpjob.core.api import names

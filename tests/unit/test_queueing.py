@@ -6,8 +6,8 @@ import pytest
 from builders.containers import creating, running, waiting
 from builders.jobs import JOB_UID, a_condition, a_finished_job, a_running_job, a_status
 from builders.jobs import a_job as a_job_without_queue
-from builders.kubelet import scheduling_gated, unschedulable
 from builders.pods import a_pod, read_pods
+from builders.surroundings import scheduling_gated, unschedulable
 from builders.times import NOW, at
 
 from ddpjob import DDPJob

@@ -2,9 +2,9 @@
 
 import pytest
 from builders.containers import failed, running, succeeded, waiting
-from builders.jobs import a_condition, a_finished_job, a_job, a_running_job, a_status
+from builders.jobs import a_condition, a_finished_job, a_job, a_running_job, a_status, condition
 from builders.messages import torchrun_summary
-from builders.plans import budgets_used, condition, deleted_pods, observation, plan_for, written
+from builders.plans import budgets_used, deleted_pods, observation, plan_for, written
 from builders.pods import a_pod, a_stray
 from builders.times import NOW, at
 

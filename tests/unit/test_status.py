@@ -5,9 +5,9 @@ from dataclasses import MISSING, fields, is_dataclass
 import pytest
 from builders.containers import running, succeeded, waiting
 from builders.jobs import FULL_STATUS, JOB_UID, a_condition, a_job, a_running_job, a_starting_job
-from builders.kubelet import unschedulable
 from builders.plans import plan_for
 from builders.pods import a_pod
+from builders.surroundings import unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api import names

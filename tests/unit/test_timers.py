@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 from builders.containers import creating, failed, running, starting, succeeded, waiting
 from builders.jobs import a_finished_job, a_job, a_running_job, a_starting_job
-from builders.kubelet import scheduling_gated, unschedulable
 from builders.messages import follower_summary, torchrun_summary
 from builders.nodes import a_node, nodes_of
 from builders.plans import observation, plan_for, written
 from builders.pods import a_pod, an_agents_pod, read_pods, told
+from builders.surroundings import scheduling_gated, unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import LONGEST_DELAY, Backoff, UnreachableNode

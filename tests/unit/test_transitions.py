@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from builders.containers import failed, running, succeeded, waiting
-from builders.jobs import WHAT_TO_DO, a_job, a_running_job, a_starting_job, a_status
-from builders.kubelet import rejected_by_kubelet, unschedulable
+from builders.jobs import WHAT_TO_DO, a_job, a_running_job, a_starting_job, a_status, condition
 from builders.messages import FAILURE, FOLLOWER, torchrun_summary
-from builders.plans import budgets_used, condition, deleted_pods, plan_for, written
+from builders.plans import budgets_used, deleted_pods, plan_for, written
 from builders.pods import a_pod
+from builders.surroundings import rejected_by_kubelet, unschedulable
 from builders.times import NOW, at
 
 from ddpjob.core.api.history import Backoff, LastFailure

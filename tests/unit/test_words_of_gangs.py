@@ -2,8 +2,8 @@
 
 import pytest
 from builders.jobs import a_starting_job
-from builders.kubelet import not_scheduled, unschedulable
 from builders.pods import a_pod, read_pods
+from builders.surroundings import not_scheduled, unschedulable
 from builders.times import NOW
 
 from ddpjob.core.api.owned import owned_metadata

@@ -1,1 +1,1 @@
-"""Builders for the core's input: jobs, and pods and nodes from an API server."""
+"""What tests of the core begin with, and what they read from its decisions."""

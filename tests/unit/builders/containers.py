@@ -71,16 +71,6 @@ def without_end_time(status):
     return status
 
 
-def not_ready(status):
-    """Return the status that the control plane gives a running pod of an unreachable node.
-
-    The kubelet's last word was that the containers are ready.
-    """
-    ready = {"type": "Ready", "status": "False"}
-    containers_ready = {"type": "ContainersReady", "status": "True"}
-    return {**status, "conditions": [ready, containers_ready]}
-
-
 def with_sidecar(status, state=None):
     """Add a container, still running or in another `state`, beside a trainer that has ended."""
     sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}

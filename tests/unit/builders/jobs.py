@@ -3,7 +3,7 @@
 from dataclasses import fields as fields_of
 from dataclasses import replace
 
-from ddpjob.core.api.conditions import Conditions, set_condition, stamp_conditions
+from ddpjob.core.api.conditions import Conditions, find_condition, set_condition, stamp_conditions
 from ddpjob.core.api.history import (
     Backoff,
     EndedAttempt,
@@ -16,6 +16,7 @@ from ddpjob.core.api.history import (
 )
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Condition
+from ddpjob.core.api.parts import write
 from ddpjob.core.api.status import Account, Attempt, Host, PodCounts, Resolved, Status, UsedBudget
 from ddpjob.core.api.times import format_time
 
@@ -49,6 +50,11 @@ def a_job(*, status: Status | None = None, **fields) -> Job:
 def a_condition(kind: Condition, holds: bool = True, *, now=NOW) -> Conditions:
     """Return the conditions of a job with only this one."""
     return stamp_conditions(set_condition((), kind, holds, "Reason", "message"), 1, now)
+
+
+def condition(status: Status, kind: Condition) -> dict:
+    found = find_condition(status.conditions, kind)
+    return write(found) if found else {}
 
 
 # The parts with fields that a test gives by their names alone.

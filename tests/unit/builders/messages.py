@@ -66,7 +66,6 @@ def follower_summary(rank=0, when=NOW):
 
 # The message of a pod with a rank that failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)
-
 FOLLOWER = follower_summary(rank=0)
 
 

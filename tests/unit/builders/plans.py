@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from ddpjob.core.api.conditions import find_condition
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.names import Condition
-from ddpjob.core.api.parts import write
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import Observation, observe
@@ -42,8 +39,3 @@ def restarts_by_budget(plan: Plan) -> dict[str, int]:
     """Return the counted restarts by budget, without those that are 0."""
     budget = plan.status.to_dict()["budget"]
     return {name: restarts for name, restarts in budget.items() if restarts}
-
-
-def condition(status: Status, kind: Condition) -> dict:
-    found = find_condition(status.conditions, kind)
-    return write(found) if found else {}

@@ -1,4 +1,4 @@
-"""Pods as the API server shows them: `a_pod(1, failed(torchrun_summary(rank=1)))`."""
+"""Pods as the API server shows them: `a_pod(1, failed())`, with a status of `containers`."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Statuses of pods by what the scheduler, a kubelet or an eviction did to them."""
+"""Statuses of pods by what the scheduler, their kubelet or the control plane did to them."""
 
 from ddpjob.core.api.times import format_time
 
@@ -30,6 +30,16 @@ def disruption_target(reason="EvictionByEvictionAPI", message="Eviction API: evi
         "message": message,
         "lastTransitionTime": format_time(when),
     }
+
+
+def not_ready(status):
+    """Return the status that the control plane gives a running pod of an unreachable node.
+
+    The kubelet's last word was that the containers are ready.
+    """
+    ready = {"type": "Ready", "status": "False"}
+    containers_ready = {"type": "ContainersReady", "status": "True"}
+    return {**status, "conditions": [ready, containers_ready]}
 
 
 def evicted(**fields):
