@@ -57,6 +57,11 @@ def run_by_bash(text: str) -> str:
     return f"bash -ec {shlex.quote(text)}"
 
 
+def without_bash(setup: str) -> str:
+    """Return the text of a setup that bash runs, without the start of bash."""
+    return shlex.split(setup)[2] if setup.startswith("bash -ec ") else setup
+
+
 def _without_single_quotes(found: re.Match[str]) -> str:
     return "''" if found[0].startswith("'") else found[0]
 

@@ -18,6 +18,15 @@ PLACEHOLDER = re.compile(r"\$\{?\w")
 FILL = "; the manifest is a template: fill it first, for example by envsubst < FILE"
 
 
+# Kinds of other trainings, and what is said of them and of other objects beside a training.
+TRAININGS = ("MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "JobSet", "RayJob")
+UNREAD = (
+    "it is a training of a kind that ddpjob convert does not read",
+    "move it by hand; the page migrate.md of the documentation has tables for some kinds",
+)
+NO_TRAINING = ("it is no training and stays as it is", "apply it from its own file")
+
+
 class UnknownKind(SpecError):
     """Documents without a convertible one. The page has a section for each other kind."""
 
@@ -84,7 +93,7 @@ def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:
     """Add a remark for each document without a training."""
     remarks = [
-        Remark(name_of(one), "it is no training and stays as it is", "apply it from its own file")
+        Remark(name_of(one), *(UNREAD if one.get("kind") in TRAININGS else NO_TRAINING))
         for one in others
     ]
     return replace(conversion, remarks=(*conversion.remarks, *remarks))

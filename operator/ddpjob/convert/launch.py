@@ -33,11 +33,20 @@ BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 # What to do without the argument for the local rank.
 NO_LOCAL_RANK = 'read os.environ["LOCAL_RANK"] in the script: torchrun sets it'
 
+# Of a task with a GPU of its own.
+OWN_GPU = (
+    "a task had only its own GPU, as cuda:0; in a pod each process has all of them",
+    "choose the one of LOCAL_RANK in the script",
+)
+
 # Modules that programs of their first name run.
 MODULES_OF_LAUNCHERS = ("accelerate.commands.launch", "deepspeed.launcher.runner")
 
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
+
+# Variables of the shell in every container, and on every node of Slurm.
+OF_EVERY_SHELL = "HOME|HOSTNAME|PATH|PWD"
 
 SHELLS = "bash|sh|zsh|dash|ash"
 LAUNCH = re.compile(
@@ -60,6 +69,8 @@ class Launch:
     - `is_alone`: its flags make each start of it a training of its own.
     - `starts_others`: it also started itself on the other nodes.
     - `of_torchrun`: the variables that torchrun takes for flags, with their values and places.
+    - `set_before`: a pattern for the names of variables that the command had in its environment.
+    - `of_nodes`: those of them with the number of a node.
     """
 
     draft: Draft
@@ -74,12 +85,21 @@ class Launch:
     program: str = "torchrun"
     starts_others: bool = False
     of_torchrun: dict[str, tuple[str, str]] = field(default_factory=dict)
+    set_before: str = OF_EVERY_SHELL
+    of_nodes: Sequence[str] = ()
 
     def resolve(self, text: str) -> str:
         """Return a text with the variables replaced by their values in the job."""
         known = {**literals(self.draft), **self.values}
         written = launcher.REFERENCE.sub(lambda found: f"${{{found[1]}}}", text)
         return expand(written, known)
+
+    def is_set(self, name: str) -> bool:
+        """Return True for a variable whose default in `${NAME:-default}` was not used."""
+        given = [one for one in children(self.draft.spec, "env") if one.get("name") == name]
+        if given:
+            return given[0].get("value") != ""
+        return re.fullmatch(self.set_before, name) is not None
 
     def add_variable(self, name: str, value: str, path: str) -> None:
         """Set a variable of the pods, or keep one that torchrun takes for a flag."""

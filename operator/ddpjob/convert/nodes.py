@@ -1,10 +1,10 @@
 """Read the pod of a node: its template, and the command of the training in it."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import Launch, read_command
+from ddpjob.convert.launch import OF_EVERY_SHELL, Launch, read_command
 from ddpjob.convert.pods import choose_accelerator, find_trainer, note_selectors, read_template
 from ddpjob.convert.scripts import SHELL_PROGRAMS
 from ddpjob.convert.settle import refer_to_variables, settle_processes
@@ -12,15 +12,29 @@ from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import Dict, SpecError, quoted, require_object
 
 
-def read_node(draft: Draft, template: Any, path: str, container: str) -> Launch:
-    """Read the template of a node's pod. Its container of the given name trains.
+class Origin(NamedTuple):
+    """The pods of another operator: the container that trains, and the variables set there.
 
-    Raises SpecError.
+    `variables` is a pattern for their names. `of_nodes` are those with the number of a node.
     """
+
+    container: str
+    variables: str
+    of_nodes: Sequence[str] = ()
+
+
+def read_node(draft: Draft, template: Any, path: str, origin: Origin) -> Launch:
+    """Read the template of a node's pod. Raises SpecError."""
     fields = require_object(template, path)
-    trainer, where = find_trainer(fields.get("spec"), f"{path}.spec", container)
-    read_template(draft, fields, path, container)
-    launch = Launch(draft, f"{where}.command", programs=SHELL_PROGRAMS)
+    trainer, where = find_trainer(fields.get("spec"), f"{path}.spec", origin.container)
+    read_template(draft, fields, path, origin.container)
+    launch = Launch(
+        draft,
+        f"{where}.command",
+        programs=SHELL_PROGRAMS,
+        set_before=f"{OF_EVERY_SHELL}|{origin.variables}",
+        of_nodes=origin.of_nodes,
+    )
     read_command(launch, _words(trainer, where))
     devices = choose_accelerator(draft)
     settle_processes(launch, devices)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddpjob.convert.draft import Draft, names_of, reason_against_variable
-from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
+from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used, without_foreign
 from ddpjob.core.api import names, profiles, shapes
 from ddpjob.core.api.kinds import kind_of_pod_field
 from ddpjob.core.api.queue import LABEL_PRIORITY, LABEL_QUEUE
@@ -175,7 +175,7 @@ def _ports(draft: Draft, value: Any, path: str) -> None:
 
 def _pod_labels(kind: str) -> Row:
     def row(draft: Draft, value: Any, path: str) -> None:
-        kept = dict(require_object(value, path))
+        kept = without_foreign(draft, require_object(value, path), path)
         for annotation, field in TOPOLOGIES.items():
             if annotation in kept:
                 draft.set(field, kept.pop(annotation), f"{path}[{annotation}]")

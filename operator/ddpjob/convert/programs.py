@@ -95,7 +95,23 @@ def _wrapper(launch: Launch, words: list[str]) -> None:
     read_command(launch, [program, *words[index + 1 :]])
 
 
+def _torchtune(launch: Launch, words: list[str]) -> None:
+    raise SpecError(
+        f"{launch.path}: {quoted(' '.join(words[:2]))} starts a recipe of torchtune by torchrun; "
+        "write torchrun with its flags and the file of the recipe, which tune cp copies"
+    )
+
+
+def _engine(launch: Launch, words: list[str]) -> None:
+    raise SpecError(
+        f"{launch.path}: {words[0]} starts a container, and each pod of a DDPJob is one; write the "
+        "command after the image, and give the image with --image"
+    )
+
+
 OTHER_PROGRAMS: Sequence[tuple[str, Reader]] = (
+    ("tune", _torchtune),
+    ("podman|podman-hpc|docker|nerdctl", _engine),
     ("accelerate|deepspeed", read_launcher),
     ("|".join(PREFIXES), _prefix),
     (WRAPPERS, _wrapper),

@@ -10,7 +10,7 @@ from ddpjob.convert.launch import (
     set_default_restarts,
     set_rendezvous,
 )
-from ddpjob.convert.nodes import read_node
+from ddpjob.convert.nodes import Origin, read_node
 from ddpjob.convert.settle import settle_nodes
 from ddpjob.convert.table import (
     Table,
@@ -40,8 +40,10 @@ CONTROLLER = "kubeflow.org/training-operator"
 REPLICAS = "spec.pytorchReplicaSpecs"
 ROLES = ("Master", "Worker")
 
-# The name of the training container.
-CONTAINER = "pytorch"
+# The queue of Volcano in the annotations of a pod.
+QUEUE = "scheduling.volcano.sh/queue-name"
+
+ORIGIN = Origin("pytorch", r"PET_\w+|WORLD_SIZE|RANK|MASTER_ADDR|MASTER_PORT", ("RANK",))
 
 RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
 
@@ -61,6 +63,7 @@ def convert(document: Dict, image: str = "") -> Conversion:
     read_fields(document_table(into(SPEC)), draft, document, "")
     replicas = require_object(child(document, "spec").get("pytorchReplicaSpecs"), REPLICAS)
     _read_replicas(draft, replicas)
+    _note_queue(draft)
     return Conversion(name_of(document), draft.document(), tuple(draft.remarks))
 
 
@@ -74,12 +77,21 @@ def _clean_pods(draft: Draft, value: Any, path: str) -> None:
 
 
 def _queue(draft: Draft, value: Any, path: str) -> None:
-    draft.pod_metadata.setdefault("annotations", {})["scheduling.volcano.sh/queue-name"] = value
-    draft.note(
-        path,
-        "it is a queue of Volcano, which reads the annotation of the pods",
-        "set scheduling: {gang: Volcano} too, or the label kueue.x-k8s.io/queue-name for Kueue",
-    )
+    draft.pod_metadata.setdefault("annotations", {})[QUEUE] = value
+
+
+def _note_queue(draft: Draft) -> None:
+    """Note that only Volcano reads the queue, unless it schedules the pods."""
+    if QUEUE in draft.pod_metadata.get("annotations", {}) and not _is_of_volcano(draft):
+        draft.note(
+            "runPolicy.schedulingPolicy.queue",
+            "it is a queue of Volcano, which reads the annotation of the pods",
+            "set scheduling: {gang: Volcano} too, or the label kueue.x-k8s.io/queue-name for Kueue",
+        )
+
+
+def _is_of_volcano(draft: Draft) -> bool:
+    return bool(draft.get("scheduling.gang") == "Volcano")
 
 
 def _rendezvous_settings(draft: Draft, value: Any, path: str) -> None:
@@ -193,7 +205,7 @@ def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
         if value is not None:
             own.set_default(to, value, draft.sources[to])
     read_fields({"replicas": used, "restartPolicy": used, "template": used}, own, fields, path)
-    launch = read_node(own, fields.get("template"), f"{path}.template", CONTAINER)
+    launch = read_node(own, fields.get("template"), f"{path}.template", ORIGIN)
     settle_nodes(launch, draft.get("nodes"))
     return own
 

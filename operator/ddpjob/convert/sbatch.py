@@ -9,12 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ddpjob.convert.draft import Conversion, Draft
-from ddpjob.convert.launch import LAUNCH, Launch, literals, read_command, set_processes
+from ddpjob.convert.launch import (
+    LAUNCH,
+    OF_EVERY_SHELL,
+    Launch,
+    literals,
+    read_command,
+    set_processes,
+)
 from ddpjob.convert.pods import choose_accelerator
 from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_processes
 from ddpjob.convert.shell import VARIABLE
 from ddpjob.convert.slurm_options import (
+    ENV,
+    OWN_GPU,
     SHARED,
     WORKING_DIR,
     Request,
@@ -59,6 +68,9 @@ NO_IMAGE = (
     "with Python, torch and the script"
 )
 
+# Variables of the script's shell, on a node of Slurm.
+SET_BEFORE = rf"{OF_EVERY_SHELL}|USER|SLURM_\w+"
+
 # Lines before the training without a use in a pod.
 REASONS: Reasons = {
     **EVERYWHERE,
@@ -84,7 +96,7 @@ def convert(text: str, image: str, name: str) -> Conversion:
     request = Request(draft)
     _read_directives(request, text)
     draft.metadata.setdefault("name", job_name(name))
-    launch = Launch(draft, "the script", programs=_programs(request))
+    launch = Launch(draft, "the script", programs=_programs(request), set_before=SET_BEFORE)
     launch.values = _values(request)
     script = Script(launch, REASONS, keeps_rest=False, rest=REST)
     script.read(text)
@@ -186,6 +198,8 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
                 take_image(request, launch.resolve(value), f"{launch.path}: {name}")
             elif name == "--env":
                 _add_variables(launch, value)
+            elif name == "--env-file":
+                launch.draft.drop(f"{launch.path}: {name}", value, "its lines are not here", ENV)
             elif name in ("--pwd", "--cwd"):
                 launch.draft.trainer["workingDir"] = launch.resolve(value)
             else:
@@ -353,6 +367,8 @@ def _settle(request: Request, launch: Launch, *, is_local: bool) -> None:
         )
     if nodes > 1 and not request.is_step and not launch.starts_others:
         _note_one_start(draft, launch, nodes)
+    if not launch.is_single and _tasks_per_node(request, nodes) == 1:
+        launch.of_nodes = ("SLURM_PROCID",)
     settle_processes(launch, devices)
     refer_to_variables(launch)
 
@@ -410,11 +426,7 @@ def _set_tasks(request: Request, launch: Launch, nodes: int) -> None:
     each = _tasks_per_node(request, nodes)
     set_processes(request.draft, each, "the tasks of srun")
     if "task" in request.gpus:
-        request.draft.note(
-            "--gpus-per-task",
-            "a task had only its own GPU, as cuda:0; in a pod each process has all of them",
-            "choose the one of LOCAL_RANK in the script",
-        )
+        request.draft.note("--gpus-per-task", *OWN_GPU)
     total = request.tasks.get("job", nodes * each)
     if total != nodes * each:
         request.draft.note(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
 from ddpjob.convert.chains import chooses, is_test, join_chains, may_fail
+from ddpjob.convert.expansions import without_defaults
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.here_documents import rewrite
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
@@ -19,6 +20,7 @@ from ddpjob.convert.settle import NO_SHELL
 from ddpjob.convert.shell import (
     ARRAY,
     ASSIGNMENT,
+    VARIABLE,
     Statement,
     expand,
     expand_arrays,
@@ -76,6 +78,10 @@ EVERYWHERE: Reasons = {
     ),
 }
 
+UNKNOWN_COMMAND = (
+    "its command is not known, and what it changes in the environment does not reach torchrun",
+    "write the command",
+)
 BACKGROUND = "it ran in the background"
 SIDECAR = "a sidecar in podTemplate.spec.containers"
 AFTERWARDS = "it ran after the training"
@@ -202,6 +208,7 @@ class Script:
         """
         text = expand_arrays(statement.commands[position], self.variables.elements)
         variables = self.variables
+        text = without_defaults(text, variables.is_set)
         known = {**variables.with_spaces, **variables.known, **variables.lost_words}
         return self._in_folder(expand_command(text, known))
 
@@ -309,7 +316,11 @@ class Script:
             return reasons[0] if all(reasons) and reasons else None
         if not statement.is_readable:
             return None
-        program = statement.words[0].rpartition("/")[2]
+        known = {**literals(self.launch.draft), **self.variables.known}
+        first = expand(statement.words[0], known)
+        if VARIABLE.fullmatch(first):
+            return UNKNOWN_COMMAND
+        program = first.split()[0].rpartition("/")[2] if first.strip() else ""
         makes_a_file = statement.writes_a_file or len(statement.commands) > 1
         for programs, reason in self.reasons.items():
             if re.fullmatch(programs, program):

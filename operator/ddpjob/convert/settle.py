@@ -1,10 +1,12 @@
 """Decide what follows from the whole command: its variables, the nodes and the processes."""
 
 import re
+from collections.abc import Collection, Sequence
 
-from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import Launch, drop_variables_of_torchrun, literals
+from ddpjob.convert.bash import without_bash
+from ddpjob.convert.launch import OF_EVERY_SHELL, Launch, drop_variables_of_torchrun, literals
 from ddpjob.convert.shell import ONLY_A_SHELL, VARIABLE
+from ddpjob.convert.variables import names_set_in
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import children
 from ddpjob.core.api.variables import (
@@ -17,17 +19,17 @@ from ddpjob.core.api.variables import (
     is_of_a_process,
 )
 
+# Parts of a shell's text without expansions: single quotes, and documents with a quoted end.
+NO_EXPANSION = re.compile(r"'[^']*'|<<-?\s*(['\"])(\w+)\1.*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
+
 # Parts of an argument that only a shell expands, beside plain variables. `$$` is of Kubernetes.
 ONLY_FOR_A_SHELL = re.compile(rf"`|\$\(+[^()]*[^\w.()-]|(?!\$\$)(?:{ONLY_A_SHELL.pattern})")
 NO_SHELL = ("no shell reads it", "write its value")
 
-# The variable of a PyTorchJob with the number of a pod. For torchrun it is that of a process.
-RANK = "RANK"
-
 
 def refer_to_variables(launch: Launch) -> None:
     """Write known variables in the arguments in the form of Kubernetes. Note unknown variables."""
-    draft, path = launch.draft, launch.path
+    draft = launch.draft
     drop_variables_of_torchrun(launch)
     known = {*(str(one.get("name")) for one in children(draft.spec, "env")), *OF_EVERY_POD}
     args = [
@@ -38,29 +40,51 @@ def refer_to_variables(launch: Launch) -> None:
     ]
     if args:
         draft.spec["args"] = args
+    _note_args(launch, args, known)
+    _note_values(launch)
+    _note_setup(launch, known)
+
+
+def _note_args(launch: Launch, args: Sequence[str], known: Collection[str]) -> None:
+    draft, path = launch.draft, launch.path
     for word in args:
         found = [_name(one) for one in VARIABLE.finditer(word)]
         for name in [*found, *launcher.references([word])]:
             if name in known or name.startswith(OF_THE_API_SERVER):
                 continue
-            instead = _instead(draft, name)
+            instead = _instead(launch, name)
             # For a shell, `$(NAME)` is the output of a command.
             if name not in found and not name.isupper():
                 instead += f"; if {name} is a command, write its output"
             draft.note(f"{path}: {name} in args", "nothing expands it", instead)
         if ONLY_FOR_A_SHELL.search(word):
             draft.note(f"{path}: {word} in args", *NO_SHELL)
+
+
+def _note_values(launch: Launch) -> None:
+    draft, path = launch.draft, launch.path
     for name, value in literals(draft).items():
         for other in filter(_is_of_process, launcher.references([value])):
             why = f"nothing expands {other}"
             instead = (
-                "write the whole value" if other in BEFORE_TORCHRUN else _instead(draft, other)
+                "write the whole value" if other in BEFORE_TORCHRUN else _instead(launch, other)
             )
             draft.note(f"{path}: the variable {name}", why, instead)
-    for name in map(_name, VARIABLE.finditer(draft.spec.get("setup", ""))):
-        if _is_of_process(name) and name not in BEFORE_TORCHRUN:
-            instead = _instead(draft, name).replace("$(", "$").replace(")", "")
+
+
+def _note_setup(launch: Launch, known: Collection[str]) -> None:
+    draft, path = launch.draft, launch.path
+    setup = without_bash(draft.spec.get("setup", ""))
+    of_setup = {*known, *BEFORE_TORCHRUN, *OF_EVERY_SHELL.split("|"), *names_set_in(setup)}
+    for variable in VARIABLE.finditer(NO_EXPANSION.sub("", setup)):
+        name = _name(variable)
+        if name in of_setup or variable[3] is not None or name.startswith(OF_THE_API_SERVER):
+            continue
+        if _is_of_process(name):
+            instead = _instead(launch, name).replace("$(", "$").replace(")", "")
             draft.note(f"{path}: {name} in setup", "the setup runs before torchrun", instead)
+        elif not draft.get("envFrom"):
+            draft.note(f"{path}: {name} in setup", "nothing sets it", f"set {name} in spec.env")
 
 
 def _name(found: re.Match[str]) -> str:
@@ -72,11 +96,11 @@ def _is_of_process(name: str) -> bool:
     return is_of_a_process(name) or name.startswith("SLURM_") or name in SAME_IN_A_POD
 
 
-def _instead(draft: Draft, name: str) -> str:
+def _instead(launch: Launch, name: str) -> str:
     """Return advice on a variable without an expansion."""
-    if name == RANK:
-        return f'{NODE_INDEX}, or read os.environ["{name}"] in the script for that of the process'
-    if draft.get("envFrom") and not _is_of_process(name):
+    if name in launch.of_nodes:
+        return f'{NODE_INDEX}, or read os.environ["RANK"] in the script for that of the process'
+    if launch.draft.get("envFrom") and not _is_of_process(name):
         return f"write $({name}) if a source of envFrom has it"
     return instead_of(name)
 

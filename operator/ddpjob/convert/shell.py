@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpjob.convert.arithmetic import calculate
+from ddpjob.convert.expansions import next_quote, parameter_end, substitution_end
 from ddpjob.convert.marks import BEFORE_DEFAULT, IN_DEFAULT, MARKS, QUOTED, mark
 
 # Operators between the commands of a statement, in a chain of statements, and of both and others.
@@ -32,9 +33,6 @@ VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=](
 
 # ${NAME:-"default"}
 QUOTED_DEFAULT = re.compile(rf"({BEFORE_DEFAULT})\"({IN_DEFAULT})\"\}}")
-
-# `eval`, also after assignments and a prefix such as `time`.
-EVAL = re.compile(r"(?:\w+=\S*\s+)*(?:\w+\s+)?eval\s")
 
 # The other expansions of a shell: an argument, the number of its process, a part of a value.
 ONLY_A_SHELL = re.compile(
@@ -119,7 +117,7 @@ def has_substitution(text: str) -> bool:
 
 def is_substitution(text: str) -> bool:
     """Return True for a text that is only the output of a command."""
-    return bool(text) and _substitution_end(text, 0) == len(text)
+    return bool(text) and substitution_end(text, 0) == len(text)
 
 
 def read_shell(text: str) -> list[Statement]:
@@ -141,7 +139,7 @@ def split_words(text: str) -> list[str]:
     index = 0
     while index < len(text):
         expansion = WITH_SPACES.match(text, index)
-        end = expansion.end() if expansion else _substitution_end(text, index)
+        end = expansion.end() if expansion else substitution_end(text, index)
         if end > index:
             spans.append(text[index:end])
             marked += MARK
@@ -236,9 +234,14 @@ def expand_known(text: str, values: Mapping[str, str]) -> str:
 
 
 def expand_command(text: str, values: Mapping[str, str]) -> str:
-    """Return a command with variables replaced. A quote in a value ends no quoted text."""
+    """Return a command with variables replaced. The quotes in a value are no quotes for a shell."""
     resolved = {name: expand(value, values) for name, value in values.items()}
     in_quotes = {name: _escaped(value) for name, value in resolved.items()}
+    outside = {
+        # The quotes in the output of a command are its own.
+        name: value if has_substitution(value) else _escaped(value, "\"'")
+        for name, value in resolved.items()
+    }
 
     def quoted_text(found: re.Match[str]) -> str:
         if found[0][0] != '"':
@@ -246,10 +249,6 @@ def expand_command(text: str, values: Mapping[str, str]) -> str:
         # Quotes around a default within quotes have no effect.
         return expand(without_inner_quotes(found[0]), in_quotes)
 
-    outside = values
-    if EVAL.match(text):
-        # It reads the quotes in a value itself.
-        outside = {name: _escaped(value, "\"'") for name, value in resolved.items()}
     return expand(QUOTED.sub(quoted_text, mark(text)), outside)
 
 
@@ -295,52 +294,6 @@ def _block(statements: Sequence[Statement], text: str) -> Statement:
     inside = text[slice(*span)].strip()
     end = statements[-1].end
     return Statement((inside,), inside, statements[0].line, span, end, is_readable=False)
-
-
-def _substitution_end(text: str, start: int) -> int:
-    """Return the end of a command or process substitution at `start`, or `start` without one."""
-    if text.startswith("`", start):
-        end = text.find("`", start + 1)
-        return end + 1 if end > 0 else start
-    if not text.startswith(("$(", "<(", ">("), start):
-        return start
-    depth = 0
-    for index in range(start + 1, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
-        if depth == 0:
-            return index + 1
-    return start
-
-
-def _parameter_end(text: str, start: int, *, in_quotes: bool) -> int:
-    """Return the end of an expansion `${…}` at `start`, or `start` without one.
-
-    Quotes and expansions in it are its own. Within double quotes, a single quote is no quote.
-    """
-    if not text.startswith("${", start):
-        return start
-    # Of each open expansion: the open quote in it, and whether it is in double quotes itself.
-    levels = [("", in_quotes)]
-    index = start + 2
-    while levels and index < len(text):
-        quote, is_within = levels[-1]
-        character = text[index]
-        end = index + 1
-        if quote == "'":
-            levels[-1] = (_next_quote(quote, character), is_within)
-        elif character == "\\":
-            end = index + 2
-        elif text.startswith("${", index):
-            levels.append(("", is_within or bool(quote)))
-            end = index + 2
-        elif character == "}" and not quote:
-            levels.pop()
-        elif character == '"' or (character == "'" and not is_within):
-            levels[-1] = (_next_quote(quote, character), is_within)
-        else:
-            end = max(end, _substitution_end(text, index))
-        index = end
-    return start if levels else index
 
 
 class _Scanner:
@@ -401,7 +354,7 @@ class _Scanner:
             elif quote != "'" and (end := self._expansion_end(in_quotes=bool(quote))) > self.index:
                 self.index = end
             elif quote or character in "'\"":
-                quote = _next_quote(quote, character)
+                quote = next_quote(quote, character)
                 self.index += 1
             elif character == "#" and self._is_at_word():
                 self._drop_comment()
@@ -415,8 +368,8 @@ class _Scanner:
 
     def _expansion_end(self, *, in_quotes: bool) -> int:
         """Return the end of the substitution or expansion at this place; this place without one."""
-        end = _parameter_end(self.text, self.index, in_quotes=in_quotes)
-        return end if end > self.index else _substitution_end(self.text, self.index)
+        end = parameter_end(self.text, self.index, in_quotes=in_quotes)
+        return end if end > self.index else substitution_end(self.text, self.index)
 
     def _is_at_word(self) -> bool:
         return self.index == 0 or self.text[self.index - 1] in " \t\n;&|"
@@ -447,7 +400,7 @@ class _Scanner:
             return 1
         if self.text[self.index - 1 : self.index] == "=":
             self._drop_comments_of_array()
-        end = _substitution_end(f"${self.text[self.index :]}", 0)
+        end = substitution_end(f"${self.text[self.index :]}", 0)
         return max(1, end - 1)
 
     def _drop_comments_of_array(self) -> None:
@@ -457,22 +410,15 @@ class _Scanner:
         quote = ""
         while self.index < len(self.text) and (quote or self.text[self.index] != ")"):
             character = self.text[self.index]
-            end = _substitution_end(self.text, self.index)
+            end = substitution_end(self.text, self.index)
             if end > self.index:
                 self.index = end
             elif not quote and character == "#" and self._is_at_word():
                 self._drop_comment()
             else:
-                quote = _next_quote(quote, character)
+                quote = next_quote(quote, character)
                 self.index += 1
         self.index = begin
-
-
-def _next_quote(quote: str, character: str) -> str:
-    """Return the open quote after a character; an empty text outside of quotes."""
-    if quote:
-        return "" if character == quote else quote
-    return character if character in "'\"" else ""
 
 
 def _unfolded(text: str) -> str:

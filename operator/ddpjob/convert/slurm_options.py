@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import LAUNCH
+from ddpjob.convert.launch import LAUNCH, OWN_GPU
 from ddpjob.convert.programs import WRAPPERS, is_prefix
 from ddpjob.convert.shell import VARIABLE, has_only_a_shell
 from ddpjob.core.api import names
@@ -422,7 +422,7 @@ OPTIONS: Mapping[str, Row] = {
     "--hint": Row(Drop(SLURM_ONLY)),
     "--distribution": Row(Drop("torchrun numbers the processes"), "-m"),
     "--cpu-bind": Row(Drop(STARTED)),
-    "--gpu-bind": Row(Drop("LOCAL_RANK chooses the GPU of a process")),
+    "--gpu-bind": Row(Drop(*OWN_GPU)),
     "--mpi": Row(Drop(STARTED)),
     "--overlap": Row(Drop(STEPS), takes_value=False),
     "--jobid": Row(Drop(STEPS)),

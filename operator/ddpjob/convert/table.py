@@ -80,14 +80,20 @@ def used(_draft: Draft, _value: Any, _path: str) -> None:
     """Do nothing: something else reads the field."""
 
 
+def without_foreign(draft: Draft, labels: Dict, path: str) -> dict[str, Any]:
+    """Return labels or annotations without those that only another program reads or writes."""
+    kept = dict(labels)
+    for key in [key for key in kept if key.startswith(OF_OTHERS)]:
+        why, instead = FOREIGN.get(key, ("only a JobSet has it", ""))
+        draft.drop(f"{path}[{key}]", kept.pop(key), why, instead)
+    return kept
+
+
 def labels_of_job(kind: str) -> Row:
     """Return the row of the labels or annotations of the job."""
 
     def row(draft: Draft, value: Any, path: str) -> None:
-        kept = dict(require_object(value, path))
-        copy = kept.pop(LAST_APPLIED, None)
-        if copy is not None:
-            draft.drop(f"{path}[{LAST_APPLIED}]", copy, "kubectl writes it itself")
+        kept = without_foreign(draft, require_object(value, path), path)
         if kept:
             draft.metadata[kind] = {**mapping_or_empty(draft.metadata.get(kind)), **kept}
 
@@ -101,7 +107,15 @@ def _name(key: str) -> Row:
     return row
 
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+# The beginnings of labels and annotations that have no meaning for a DDPJob, with some of them.
+OF_OTHERS = ("kubectl.kubernetes.io/last-applied-configuration", "alpha.jobset.sigs.k8s.io/")
+FOREIGN = {
+    OF_OTHERS[0]: ("kubectl writes it itself", ""),
+    f"{OF_OTHERS[1]}exclusive-topology": (
+        "JobSet gave each of its Jobs a part of the cluster for itself",
+        "scheduling.topology for nodes near each other, without the exclusion of other jobs",
+    ),
+}
 OF_THE_SERVER = "the API server sets it"
 
 METADATA: Table = {

@@ -166,18 +166,20 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
     words, _ = without_redirections(split_words(text))
     while words and (ASSIGNMENT.fullmatch(words[0]) or is_prefix(words[0])):
         words = split_prefix(words)[1] if is_prefix(words[0]) else words[1:]
-    if not words or NO_TRAINING.search(text):
+    if not words:
         return 0
     program = words[0].rpartition("/")[2]
     if program == "eval":
-        inner = read_shell(unmark(" ".join(words[1:])))
-        return max((rank_of(one, values) for each in inner for one in each.commands), default=0)
-    starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
+        return _rank_of_text(" ".join(words[1:]), {})
     # The text of a shell is one word, after its option -c.
-    starts = starts or any(
-        re.fullmatch(r"-\w*c", option) and _mentions(expand(unmark(word), values))
-        for option, word in pairwise(words)
-    )
+    texts = [word for option, word in pairwise(words) if re.fullmatch(r"-\w*c", option)]
+    is_shell = any(re.fullmatch(SHELLS, word.rpartition("/")[2]) for word in words)
+    if is_shell and texts:
+        starts = any(_rank_of_text(one, values) for one in texts)
+    elif NO_TRAINING.search(text):
+        return 0
+    else:
+        starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
     if program == "srun":
         return 4 if starts else 0
     if re.fullmatch(f"{SHELLS}|{CONTAINERS}|{SHIFTER}", program):
@@ -187,6 +189,17 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
     if LAUNCH.fullmatch(program):
         return RANK_OF_LAUNCHERS
     return 2 if SCRIPT.fullmatch(program) or (re.fullmatch(WRAPPERS, program) and starts) else 0
+
+
+def _rank_of_text(text: str, values: Mapping[str, str]) -> int:
+    """Return the rank of the text that a shell reads. A block in it may have the training."""
+    inner = read_shell(unmark(expand(text, values)))
+    ranks = [
+        rank_of(one, values) if each.is_readable else int(_mentions(one))
+        for each in inner
+        for one in each.commands
+    ]
+    return max(ranks, default=0)
 
 
 def is_assignment(words: Sequence[str]) -> bool:

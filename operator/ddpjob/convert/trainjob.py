@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft
 from ddpjob.convert.launch import set_default_processes
-from ddpjob.convert.nodes import read_node
+from ddpjob.convert.nodes import Origin, read_node
 from ddpjob.convert.patches import patched, read_patches, require_known
 from ddpjob.convert.pods import find_trainer
 from ddpjob.convert.runtime import (
@@ -31,6 +31,7 @@ from ddpjob.convert.table import (
     name_of,
     read_fields,
     used,
+    without_foreign,
 )
 from ddpjob.convert.trainer import NODE, sources_of, with_sources, with_trainer
 from ddpjob.core.api.readers import (
@@ -43,6 +44,9 @@ from ddpjob.core.api.readers import (
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 KIND = "TrainJob"
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
+
+# The Trainer of Kubeflow gives torchrun its flags as variables.
+ORIGIN = Origin(NODE, r"PET_\w+")
 
 
 def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conversion:
@@ -77,7 +81,7 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
         of_runtime = len(draft.remarks)
         if not runtime:
             _require_command(draft, merged, path)
-        launch = read_node(draft, merged, path, NODE)
+        launch = read_node(draft, merged, path, ORIGIN)
     except SpecError as error:
         raise SpecError(with_sources(str(error), sources)) from error
     draft.remarks[of_runtime:] = [
@@ -101,7 +105,7 @@ def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conver
 
 def _labels(kind: str) -> Any:
     def row(draft: Draft, value: Any, path: str) -> None:
-        draft.pod_metadata[kind] = dict(require_object(value, path))
+        draft.pod_metadata[kind] = without_foreign(draft, require_object(value, path), path)
 
     return row
 

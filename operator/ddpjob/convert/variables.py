@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ddpjob.convert.draft import Remark, reason_against_variable
+from ddpjob.convert.expansions import without_defaults
 from ddpjob.convert.launch import Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
@@ -27,9 +28,11 @@ from ddpjob.convert.shell import (
     split_words,
     without_inner_quotes,
 )
+from ddpjob.convert.slurm_options import OWN_GPU
 from ddpjob.convert.trainings import EXPORTS, LINE_END
 from ddpjob.core.api.names import RESERVED_PREFIX
 from ddpjob.core.api.readers import children, quoted
+from ddpjob.core.api.torchrun_flags import advice_on_variable
 
 # The option of declare that exports.
 EXPORT_OPTION = re.compile(r"-\w*x\w*")
@@ -41,6 +44,10 @@ SET_IN_BLOCK = re.compile(
     r"(?:^|[\s;&|({])"
     r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
 )
+
+# Variables with the GPUs of a process, and Slurm's number of a task on its node.
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+LOCAL_ID = "SLURM_LOCALID"
 
 ONLY_A_SHELL = "only a shell knows the value"
 UNKNOWN_PART = "a variable in it has no known value"
@@ -91,6 +98,10 @@ class Variables:
     def with_spaces(self) -> Mapping[str, str]:
         """Return the variables of the pods with several words: a shell splits them."""
         return {key: text for key, text in literals(self.launch.draft).items() if " " in text}
+
+    def is_set(self, name: str) -> bool:
+        """Return True for a variable of the pods, or of the environment of the script."""
+        return name not in self.known and self.launch.is_set(name)
 
     @property
     def known(self) -> Mapping[str, str]:
@@ -166,6 +177,7 @@ class Variables:
             self.values[name] = NO_VALUE
             self.lost[name] = expand(value, {name: lost})
             return
+        visible = name in VISIBLE_DEVICES and LOCAL_ID in names
         is_unknown = name in names or is_only_a_shell(value)
         # A command in it is read nevertheless, with its known parts.
         self.values[name] = NO_VALUE if is_unknown else value
@@ -174,6 +186,8 @@ class Variables:
         if not (has_only_a_shell(value) or is_exported or name in names):
             return
         why = ONLY_A_SHELL if has_only_a_shell(value) else UNKNOWN_PART
+        if visible:
+            why, instead = OWN_GPU
         if len(statement.words) == 1:
             remark = self.drop(statement, why, instead)
         else:
@@ -193,7 +207,7 @@ class Variables:
         """Return a value with known variables replaced. `NAME+=x` adds to the value before."""
         text = f"${{{found.name}}}{found.value}" if found.adds else found.value
         text = ELEMENTS.sub(self._joined_elements, text)
-        text = without_inner_quotes(text)
+        text = without_inner_quotes(without_defaults(text, self.is_set))
         known = {**literals(self.launch.draft), **self.known}
         return self.in_folder(expand(text, known))
 
@@ -285,7 +299,11 @@ class Variables:
             before = self.definitions.get(name)
             if defines:
                 self.definitions[name] = f"{before}\n{statement.text}" if before else statement.text
-            if name in exported:
+            reason = reason_against_variable(name)
+            if reason:
+                if is_export or name in self.exported or self.exports_all:
+                    self.launch.draft.note(f"{where} {name}", reason, advice_on_variable(name))
+            elif name in exported:
                 why = f"the block may change it; the pods have {quoted(exported[name])}"
                 self.launch.draft.note(f"{where} {name}", why, f"set {name} in spec.env")
             elif is_export or name in self.exported or self.exports_all:
