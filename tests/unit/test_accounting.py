@@ -234,6 +234,18 @@ def test_an_attempt_has_lost_the_steps_that_the_next_one_made_again():
     assert steps_of(job) == [(1, 50, 120, None), (0, 0, 75, 25)]
 
 
+def test_an_attempt_has_lost_steps_also_if_the_next_one_made_none():
+    job = a_running_job()
+    report = agent_report(0, steps={"0": [0, 75]})
+    job = written(job, plan_for(job, RUN[0], a_pod(1, failed(report)), now=at(60)))
+    pods = [a_pod(0, running(), attempt=1), a_pod(1, failed(agent_report(1)), attempt=1)]
+    job = written(job, plan_for(job, *pods, now=at(70)))
+    last = agent_report(2, "Succeeded", steps={"2": [50.0, 120.0]})
+    pods = [a_pod(0, succeeded(last), attempt=2), a_pod(1, succeeded(), attempt=2)]
+    job = written(job, plan_for(job, *pods, now=at(90)))
+    assert steps_of(job) == [(2, 50, 120, None), (1, None, None, None), (0, 0, 75, 25)]
+
+
 def test_an_attempt_that_resumed_at_its_last_step_has_lost_nothing():
     job = a_running_job()
     report = agent_report(0, steps={"0": [0, 75]})

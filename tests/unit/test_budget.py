@@ -20,6 +20,7 @@ from ddpjob.core.api.history import Backoff, EndedAttempt
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.policy import MAX_BUDGET
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.budget import KEPT_TIMES
 
 ONE_FAILED = (a_pod(0, running()), a_pod(1, failed(torchrun_summary(1))))
 ONE_DELETED = (a_pod(0, running()), a_pod(1, running(), deleted_at=NOW))
@@ -111,12 +112,21 @@ def test_a_clock_that_was_set_back_does_not_forgive_restarts():
     assert plan_for(job, *ONE_FAILED).status.reason == Reason.MAX_RESTARTS
 
 
-def test_the_status_keeps_as_many_times_as_the_budget_needs_newest_first():
-    policy = with_policy(maxRestarts=3, windowSeconds=60)
-    times = (at(-70), at(-80), at(-90))
-    job = a_running_job(failures=7, failure_times=times, spec=policy)
+@pytest.mark.parametrize(("limit", "kept"), [(3, KEPT_TIMES), (KEPT_TIMES + 5, KEPT_TIMES + 5)])
+def test_the_status_keeps_as_many_times_as_a_budget_may_need_newest_first(limit, kept):
+    policy = with_policy(maxRestarts=limit, windowSeconds=60)
+    times = tuple(at(-70 - second) for second in range(KEPT_TIMES + 10))
+    job = a_running_job(failures=500, failure_times=times, spec=policy)
     status = plan_for(job, *ONE_FAILED).status
-    assert status.budget.failure_times == (NOW, at(-70), at(-80))
+    assert status.budget.failure_times == (NOW, *times[: kept - 1])
+
+
+def test_a_limit_that_is_set_later_counts_what_was_before():
+    job = a_running_job(spec=with_policy(windowSeconds=86400))
+    drained = {**running(), "conditions": [disruption_target()]}
+    ended_pods = a_pod(0, running()), a_pod(1, {**ended(143), **drained, "phase": "Failed"})
+    job = written(job, plan_for(job, *ended_pods))
+    assert job.status.budget.announced_times == (NOW,)
 
 
 def test_times_are_kept_also_without_a_window_so_that_one_can_be_set_later():

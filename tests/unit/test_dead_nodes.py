@@ -65,6 +65,15 @@ def forced(plan):
 # The gang runs, and one of its nodes dies
 
 
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_node_that_ends_an_attempt_is_confirmed_first(limit):
+    spec = {"cleanPodPolicy": "None", "failurePolicy": {"maxDisruptions": limit}}
+    job = watched(a_running_job(spec=spec), *BOTH_RUN, nodes=UNREACHABLE)
+    plan = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=at(30))
+    assert plan.status.finished is (limit == 0)
+    assert plan.confirm_nodes == ("node-1",)
+
+
 @pytest.mark.parametrize("nodes", [UNREACHABLE, GONE], ids=["unreachable", "gone"])
 def test_a_node_that_is_lost_ends_the_attempt_after_30_seconds(nodes):
     job = watched(a_running_job(), *BOTH_RUN, nodes=nodes)

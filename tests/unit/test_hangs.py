@@ -43,7 +43,7 @@ def hung(index, frames, attempt=0, *, exception="no heartbeat for 61 s", **field
     return an_agents_pod(index, ended(1, report, when=at(-5)))
 
 
-def a_suspected_gang(*ages, ready=1, silent=300):
+def a_suspected_gang(*ages, ready=1, silent=300, **surroundings):
     """Return the plan for a gang after all pods but the first `ready` ones have become unready.
 
     `ages` are the ages of the heartbeats in their agents' answers; None for no answer.
@@ -59,7 +59,7 @@ def a_suspected_gang(*ages, ready=1, silent=300):
         if age is not None
     }
     job = a_running_job(nodes=len(ages), spec=BY_LOG, silent_since=at(-silent))
-    return plan_for(job, *pods, answers=answers)
+    return plan_for(job, *pods, answers=answers, **surroundings)
 
 
 def told(plan):
@@ -100,6 +100,13 @@ def test_a_gang_that_was_told_has_time_for_its_stacks():
     for seconds, attempt in ((30, 0), (120, 1)):
         later = plan_for(job, *pods, now=at(seconds))
         assert later.status.attempt.number == attempt
+
+
+@pytest.mark.parametrize(("refused", "attempt"), [(2, 0), (3, 1)])
+def test_a_hung_gang_ends_also_if_the_orders_to_its_pods_are_refused(refused, attempt):
+    plan = a_suspected_gang(61.0, 400.0, 61.0, ready=0, refused_orders=refused)
+    assert bool(told(plan)) is (attempt == 0)
+    assert plan.status.attempt.number == attempt
 
 
 def test_a_pod_that_does_not_answer_is_not_excused_by_one_that_writes():

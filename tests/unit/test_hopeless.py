@@ -83,6 +83,16 @@ def test_an_error_that_each_attempt_may_have_delays_the_next_one(error, wait):
     assert waiting.startswith(expected) is (wait == 30)
 
 
+def test_a_wait_after_a_long_attempt_does_not_count_failed_ones():
+    job = a_running_job()
+    began = {"0": at(350).timestamp()}
+    end = failed(agent_report(0, exception=NO_MODULE, trained=began))
+    job = written(job, plan_for(job, a_pod(0, running()), a_pod(1, end), now=at(360)))
+    assert job.status.backoff.count == 0
+    message = plan_for(job, now=at(361)).status.message
+    assert message == "backing off for 30 s before attempt 1: its error may have passed by then"
+
+
 @pytest.mark.parametrize(
     ("error", "is_found"),
     [

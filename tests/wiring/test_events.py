@@ -324,10 +324,13 @@ async def test_a_pod_that_lost_its_labels_counts_as_lost_once(fake, quick_resync
     assert len(fake.reads(POD_PATH)) == 1
 
 
-async def test_a_pod_with_other_labels_is_reported_once_and_not_replaced(fake, operator):
+@pytest.mark.parametrize(
+    "changed", [{"ddpjob.dev/index": "0"}, {"ddpjob.dev/attempt": "9999999999"}]
+)
+async def test_a_pod_with_other_labels_is_reported_once_and_not_replaced(fake, operator, changed):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
-    labels = {**fake.get("pods", "digits-0-1")["metadata"]["labels"], "ddpjob.dev/index": "0"}
+    labels = {**fake.get("pods", "digits-0-1")["metadata"]["labels"], **changed}
     fake.change("pods", "digits-0-1", metadata={"labels": labels})
 
     def reports():

@@ -1,6 +1,7 @@
 """One leader at a time, by a clock of each candidate's own."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -234,6 +235,15 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     assert fake.writes() == []
 
 
+def see_unreachable(fake, cache, health):
+    """Let the cache have an unreachable node, although it has another state by now."""
+    ready = {"type": "Ready", "status": "Unknown"}
+    node = {"metadata": {"name": "gpu-7", "namespace": ""}, "status": {"conditions": [ready]}}
+    cache.nodes.see(fake.create("nodes", node))
+    # The watch of nodes misses this.
+    fake.change("nodes", "gpu-7", "", status={"conditions": [{**ready, "status": health}]})
+
+
 @pytest.mark.parametrize("health", ["True", "Unknown"])
 async def test_a_pod_is_deleted_by_force_only_if_the_api_server_confirms_the_state_of_its_node(
     fake, api, a_lease, clock, health
@@ -242,17 +252,28 @@ async def test_a_pod_is_deleted_by_force_only_if_the_api_server_confirms_the_sta
     await lease.acquire()
     cache.jobs.see(fake.create("ddpjobs", a_job()))
     seen = cache.job(("ml", "digits"))
-    ready = {"type": "Ready", "status": "Unknown"}
-    node = {"metadata": {"name": "gpu-7", "namespace": ""}, "status": {"conditions": [ready]}}
-    cache.nodes.see(fake.create("nodes", node))
-    # The watch of nodes misses this.
-    fake.change("nodes", "gpu-7", "", status={"conditions": [{**ready, "status": health}]})
+    see_unreachable(fake, cache, health)
     forced = Delete("digits-0-1", "uid", 0, forced="its node is unreachable", node="gpu-7")
     actor = an_actor(Writer(api, lease), cache, clock)
     await actor.apply(seen, Plan(seen.value.unpack().status, delete=(forced,)))
     deletions = [write for write in fake.writes(".*/pods/.*") if write.method == "DELETE"]
     assert bool(deletions) is (health == "Unknown")
     assert cache.nodes.by_name["gpu-7"].health == health
+
+
+@pytest.mark.parametrize("health", ["True", "Unknown"])
+async def test_a_job_ends_by_a_lost_node_only_if_the_api_server_confirms_its_state(
+    fake, api, a_lease, clock, health
+):
+    lease, cache = a_lease(), Cache()
+    await lease.acquire()
+    cache.jobs.see(fake.create("ddpjobs", a_job()))
+    seen = cache.job(("ml", "digits"))
+    see_unreachable(fake, cache, health)
+    actor = an_actor(Writer(api, lease), cache, clock)
+    status = replace(seen.value.unpack().status, phase="Failed")
+    await actor.apply(seen, Plan(status, confirm_nodes=("gpu-7",)))
+    assert (fake.get("ddpjobs", "digits").get("status") is not None) is (health == "Unknown")
 
 
 @pytest.mark.parametrize("finalizers", [[], ["example.org/keep"]])

@@ -13,7 +13,10 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core.api.status import Account, Status
+from ddpjob.core.api.conditions import set_condition
+from ddpjob.core.api.history import EndedAttempt
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.status import Account, Attempt, Status
 from ddpjob.kube.kinds import JOBS, PODS
 from ddpjob.kube.request import ReadDocument, Request, Verb
 
@@ -113,6 +116,26 @@ def test_time_that_was_counted_as_training_is_not_counted_again_as_starting() ->
     text = asyncio.run(metrics.text()).decode()
     assert 'ddpjob_activity_seconds_total{activity="training"} 40.0' in text
     assert 'ddpjob_activity_seconds_total{activity="starting"} 5.0' in text
+
+
+def test_a_restart_of_an_attempt_without_pods_has_its_own_cause() -> None:
+    """After a failure, a job is suspended and resumed during its back-off."""
+    metrics = Metrics(Cache(), ())
+    failed = EndedAttempt(0, "Failure")
+    first = Status(attempt=Attempt(0))
+    held = Status(
+        attempt=Attempt(1),
+        attempts=(failed,),
+        conditions=set_condition((), Condition.SUSPENDED, True, "Suspended", ""),
+    )
+    for old, number in ((first, 1), (held, 2)):
+        metrics.count_restarts(old, replace(held, attempt=Attempt(number)))
+    found = asyncio.run(metrics.text()).decode().splitlines()
+    counts = [line for line in found if line.startswith("ddpjob_restarts_total")]
+    assert {line for line in counts if not line.endswith(" 0.0")} == {
+        'ddpjob_restarts_total{cause="Failure"} 1.0',
+        'ddpjob_restarts_total{cause="Suspended"} 1.0',
+    }
 
 
 def test_a_finished_job_has_the_time_of_its_end() -> None:

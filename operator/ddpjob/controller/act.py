@@ -25,7 +25,7 @@ from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
-from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
+from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal, is_of_gang
 from ddpjob.core.plan import Assign, Create, PlaceAction, PlaceStep, Plan
 from ddpjob.core.render.merged_pod import Constraints
 from ddpjob.kube.errors import ApiError, CallFailed
@@ -70,11 +70,12 @@ ROOM_INTERVAL = 2.0
 
 @dataclass(slots=True)
 class Memory:
-    """The last write and refusal of a job. A restart of the process may lose them."""
+    """The last write and refusals of a job. A restart of the process may lose them."""
 
     last_write: float = float("-inf")
     refusal: Refusal | None = None
     refusals: int = 0
+    refused_orders: int = 0
 
 
 @dataclass(slots=True)
@@ -107,9 +108,8 @@ class Actor:
     # The last look for the agent's ConfigMap, by namespace.
     agent_checks: dict[str, AgentCheck] = field(default_factory=dict)
 
-    def refusal_of(self, uid: str) -> Refusal | None:
-        memory = self.memories.get(uid)
-        return memory.refusal if memory else None
+    def memory_of(self, uid: str) -> Memory:
+        return self.memories.get(uid) or Memory()
 
     def forget_removed_jobs(self) -> None:
         existing = self.cache.jobs.objects
@@ -190,7 +190,7 @@ class Actor:
         """Return when to decide again if the cluster is not as the plan assumes; None if it is.
 
         If a pod is missing in the cache, restart only if the API server confirms its absence.
-        Delete a pod by force only if the API server confirms the state of its node.
+        Delete a pod by force, or count a lost node, only if the API server confirms its state.
         """
         existing = await self._find_existing(job, plan.confirm)
         if existing:
@@ -199,7 +199,8 @@ class Actor:
             return AGAIN
         if _leaves_place(job.status, plan.status) and await self.places.recover_if_possible(job):
             return AGAIN
-        if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
+        nodes = {*plan.confirm_nodes, *(delete.node for delete in plan.delete if delete.node)}
+        if await self._any_node_differs(nodes):
             return AGAIN
         return None
 
@@ -244,7 +245,7 @@ class Actor:
         spec = Spec.from_dict(body.get("spec"))
         job = replace(seen.value.unpack(), spec=spec, status=plan.status)
         wake_after = plan.wake_after
-        if plan.assign and not await self._assign(job, plan.assign):
+        if plan.assign and not await self._assign(job, plan.assign, memory):
             wake_after = _earliest(wake_after, REFUSED_ASSIGNMENT_RETRY)
         if plan.create:
             await self._create(job, plan.create, memory)
@@ -313,7 +314,7 @@ class Actor:
         if check.problem:
             await self.reporter.post_once(job, "NoAgent", check.problem)
 
-    async def _assign(self, job: Job, assigns: tuple[Assign, ...]) -> bool:
+    async def _assign(self, job: Job, assigns: tuple[Assign, ...], memory: Memory) -> bool:
         """Assign the remaining pods. They begin to end the last attempt before anything else.
 
         Return False if the assignment is refused. The rest of the plan is carried out all the same.
@@ -326,7 +327,9 @@ class Actor:
             message = f"a pod that stays cannot be assigned; it is tried again: {error}"
             await self.reporter.post_once(job, "AssignRefused", message)
             log.warning("%s/%s: %s", job.namespace, job.name, message)
+            memory.refused_orders += 1
             return False
+        memory.refused_orders = 0
         return True
 
     # The job
@@ -403,11 +406,8 @@ class Actor:
 
     async def _keep(self, job: Job, existing: list[str]) -> float:
         """Decide again with the existing pods. Report pods with changed labels."""
-        own = {
-            pod.name
-            for pod in self.cache.pods_of(job.identity)
-            if pod.name == names.pod_name(job.name, pod.born, pod.index)
-        }
+        pods = self.cache.pods_of(job.identity)
+        own = {pod.name for pod in pods if is_of_gang(pod, job)}
         changed = [name for name in existing if name not in own]
         if not changed:
             return AGAIN

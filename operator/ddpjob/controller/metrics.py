@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from ddpjob.controller.cache import Cache, KeptJob
 from ddpjob.controller.families import JOBS, SCRAPED, counters, gauges, histograms
 from ddpjob.controller.job_metrics import text_of
-from ddpjob.core.api.names import Activity, Cause, Phase
+from ddpjob.core.api.names import Activity, Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.kube.request import AnyRequest
@@ -90,7 +90,10 @@ class Metrics:
         # A person has taken the job up again.
         if new.reason in (Reason.STATUS_RECOVERED, Reason.RETRIED):
             return
-        cause = new.attempts[0].cause if new.attempts else Cause.RESIZED
+        # An attempt without pods has no entry in the history.
+        ended = [one for one in new.attempts[:1] if one.attempt == old.attempt.number]
+        is_held = old.has(Condition.SUSPENDED)
+        cause = ended[0].cause if ended else Cause.SUSPENDED if is_held else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()
 
     def count_seconds(self, old: Status, new: Status) -> None:

@@ -172,16 +172,18 @@ class Reconciler:
     def _observe(self, job: Job) -> Observation:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None
         pods = self.cache.pods_of(job.identity)
+        memory = self.actor.memory_of(job.uid)
         return observe(
             job,
             pods,
-            self.actor.refusal_of(job.uid),
+            memory.refusal,
             nodes=nodes,
             policy=self.policy,
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
-            older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
+            older_gang=self.cache.older_gang_of(job, memory.refusal),
             answers=self.inquiries.answers(pod.uid for pod in pods),
             waits_for_nodes=self.actor.pod_groups.why_it_waits(job, pods),
+            refused_orders=memory.refused_orders,
             kueue=self.extensions.queues.state_in(job.namespace),
             has_default_queue=self.extensions.has_default_queue(job.namespace),
             workloads=self.cache.workloads_of(job.identity),

@@ -12,6 +12,7 @@ from ddpjob.convert.draft import Conversion, Draft
 from ddpjob.convert.launch import (
     LAUNCH,
     OF_EVERY_SHELL,
+    OWN_GPU,
     Launch,
     literals,
     read_command,
@@ -23,7 +24,6 @@ from ddpjob.convert.settle import refer_to_variables, settle_nodes, settle_proce
 from ddpjob.convert.shell import VARIABLE
 from ddpjob.convert.slurm_options import (
     ENV,
-    OWN_GPU,
     SHARED,
     WORKING_DIR,
     Request,

@@ -7,7 +7,7 @@ from itertools import chain
 
 from ddpjob.convert.draft import Remark, reason_against_variable
 from ddpjob.convert.expansions import without_defaults
-from ddpjob.convert.launch import Launch, literals
+from ddpjob.convert.launch import OWN_GPU, Launch, literals
 from ddpjob.convert.shell import (
     ARRAY,
     ELEMENTS,
@@ -28,7 +28,6 @@ from ddpjob.convert.shell import (
     split_words,
     without_inner_quotes,
 )
-from ddpjob.convert.slurm_options import OWN_GPU
 from ddpjob.convert.trainings import EXPORTS, LINE_END
 from ddpjob.core.api.names import RESERVED_PREFIX
 from ddpjob.core.api.readers import children, quoted

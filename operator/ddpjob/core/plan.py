@@ -142,6 +142,7 @@ class Plan:
     """The next actions for a job, in the order in which they are carried out.
 
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `confirm_nodes`: names of Kubernetes nodes whose state has to be as the operator knows it.
     - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `status`: the status to write before any other object.
     - `delete_job`: delete the job itself, with all its objects. Nothing else is done then.
@@ -161,6 +162,7 @@ class Plan:
 
     status: Status
     confirm: tuple[str, ...] = ()
+    confirm_nodes: tuple[str, ...] = ()
     check_agent: bool = False
     delete_job: bool = False
     join_queue: str = ""

@@ -163,7 +163,7 @@ class EndedAttempt(AttemptEnd):
     total_steps: int | None = entry(
         None, "Planned steps of the training, if the output has them.", low=1, long=True
     )
-    steps_lost: int | None = entry(None, "Steps repeated by the next attempt.", low=0, long=True)
+    steps_lost: int | None = entry(None, "Steps repeated by the next attempt that made any.", low=0, long=True)
 
 
 def count_failed_node(
@@ -212,7 +212,7 @@ def with_steps(
 ) -> tuple[EndedAttempt, ...]:
     """Return the history with the steps of attempts, as far as they are known.
 
-    An attempt has lost the steps that the next one made again.
+    An attempt has lost the steps that the next one with steps made again.
     """
     entries = []
     next_first: int | None = None
@@ -223,7 +223,7 @@ def with_steps(
             ended = replace(ended, first_step=known[0], last_step=known[1])
         if next_first is not None and ended.last_step is not None:
             ended = replace(ended, steps_lost=max(0, ended.last_step - next_first))
-        next_first = ended.first_step
+        next_first = next_first if ended.first_step is None else ended.first_step
         entries.append(ended)
     return tuple(entries)
 

@@ -14,6 +14,9 @@ from ddpjob.core.observe.disruptions import BY_CRITICAL_POD, BY_KUBELET
 # After an attempt in which all nodes ran for so long, the back-off begins anew.
 LASTING = timedelta(minutes=5)
 
+# Times of restarts in the status, unless the limit is larger.
+KEPT_TIMES = 100
+
 # Reasons of disruptions that may be a job's own fault: a rank with an early end looks like a lost
 # peer, and a download may fill the disk of its node.
 DOUBTFUL = (Reason.PEER_LOST, BY_KUBELET)
@@ -110,11 +113,12 @@ def count_restart(
     if budget is None:
         return status
     limit = getattr(policy, budget.limit) or 0
+    kept = max(limit, KEPT_TIMES)
     used = status.budget
     counted = {
         budget.total: getattr(used, budget.total) + 1,
-        # The newest first, as many as the budget is large.
-        budget.times: (now, *getattr(used, budget.times))[:limit],
+        # The newest first. A smaller limit, or none, may become larger.
+        budget.times: (now, *getattr(used, budget.times))[:kept],
     }
     return replace(status, budget=replace(used, **counted))
 

@@ -177,10 +177,11 @@ def describe_backoff(obs: Observation) -> Status:
     wait = until - began
     minutes = int(LASTING.total_seconds() // 60)
     attempts = "failed attempt" if count == 1 else f"{count} failed attempts"
-    message = (
-        f"backing off for {wait.total_seconds():.0f} s before attempt {obs.attempt}: "
-        f"the last {attempts} trained for less than {minutes} minutes"
-    )
+    why = f"the last {attempts} trained for less than {minutes} minutes"
+    if not count:
+        # The job has lasted, and its error is of a kind that ends a job if it comes again.
+        why = "its error may have passed by then"
+    message = f"backing off for {wait.total_seconds():.0f} s before attempt {obs.attempt}: {why}"
     return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
 
 

@@ -21,6 +21,9 @@ from ddpjob.core.decide.verdict import Verdict
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import Assign
 
+# Orders to write stacks that may be refused in a row.
+MAX_REFUSED = 3
+
 # The age of a heartbeat in the report on a hang.
 AGE = re.compile(r"no heartbeat for (\d{1,9}) s")
 
@@ -122,8 +125,11 @@ def _ages(obs: Observation, pods: Sequence[Pod]) -> list[float]:
 
 
 def dumps(obs: Observation, spec: Spec, now: datetime) -> tuple[Assign, ...]:
-    """Return the orders to the pods of a hung gang: write their stacks, and end."""
-    if obs.status.finished:
+    """Return the orders to the pods of a hung gang: write their stacks, and end.
+
+    There are none if they are refused again and again: the gang ends without its stacks.
+    """
+    if obs.status.finished or obs.refused_orders >= MAX_REFUSED:
         return ()
     has_hung = any(pod.hang and pod.failed for pod in obs.current)
     if not has_hung and not is_confirmed(obs, spec, now):

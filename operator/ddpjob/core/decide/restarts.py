@@ -60,7 +60,13 @@ def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetim
     stay = pods_that_stay(counted_obs, spec, verdict.cause, verdict.pod, now)
     change = Change(REASONS[verdict.cause], event, stay)
     plan = replace_gang(counted_obs, spec, change, now)
-    return replace(plan, confirm=lost_pods(obs))
+    return replace(plan, confirm=lost_pods(obs), confirm_nodes=_lost_nodes(verdict))
+
+
+def _lost_nodes(verdict: Verdict) -> tuple[str, ...]:
+    """Return the Kubernetes node that the API server has to confirm as unreachable."""
+    is_lost = verdict.reason == Reason.NODE_UNREACHABLE
+    return (verdict.pod.node_name,) if is_lost and verdict.pod else ()
 
 
 def lost_pods(obs: Observation) -> tuple[str, ...]:
@@ -89,7 +95,7 @@ def count_failure(
     ending = hopeless_ending(failure)
     if ending:
         plan = fail(obs, spec, ending, now)
-        return replace(plan, confirm=lost_pods(obs))
+        return replace(plan, confirm=lost_pods(obs), confirm_nodes=_lost_nodes(verdict))
     status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
     if may_repeat(failure):
         backoff = status.backoff.at_least(now + PASSING)

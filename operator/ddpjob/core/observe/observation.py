@@ -271,6 +271,7 @@ class Observation:
       is read.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed the status as the newest.
+    - `refused_orders`: how often in a row the API server has refused orders to pods that stay.
     """
 
     job: Job
@@ -287,6 +288,7 @@ class Observation:
     has_default_queue: bool | None = False
     workloads: tuple[Workload, ...] = ()
     is_current: bool = False
+    refused_orders: int = 0
 
     @property
     def status(self) -> Status:
@@ -458,10 +460,7 @@ class Observation:
 
 
 def observe(
-    job: Job,
-    pods: Iterable[Pod],
-    refusal: Refusal | None = None,
-    **surroundings: Any,
+    job: Job, pods: Iterable[Pod], refusal: Refusal | None = None, **surroundings: Any
 ) -> Observation:
     """Return the Observation of a job and its pods: those with its labels and owned by it.
 
@@ -470,7 +469,7 @@ def observe(
     gang = []
     strays = []
     for pod in pods:
-        if _is_of_gang(pod, job):
+        if is_of_gang(pod, job):
             gang.append(_with_setup(pod, job) if pod.sets_up else pod)
         else:
             strays.append(pod.name)
@@ -489,7 +488,7 @@ def _with_setup(pod: Pod, job: Job) -> Pod:
     return replace(pod, state=TrainerState.PENDING, started=False)
 
 
-def _is_of_gang(pod: Pod, job: Job) -> bool:
+def is_of_gang(pod: Pod, job: Job) -> bool:
     """Return False if the operator cannot have created the pod, as with a copy made by hand."""
     if pod.name != names.pod_name(job.name, pod.born, pod.index):
         return False
