@@ -4,6 +4,7 @@ import pytest
 import yaml
 from conversions import a_pytorchjob, convert, converted, converted_script
 
+from ddpjob.cli.first_attempt import problem_of
 from ddpjob.convert.expansions import without_defaults
 
 
@@ -171,3 +172,14 @@ def test_another_training_in_the_file_is_no_other_object():
     comments = convert("---\n".join(texts)).comments()
     assert "MPIJob b: because it is a training of a kind that ddpjob convert does not" in comments
     assert "Service b: because it is no training and stays as it is" in comments
+
+
+def test_a_mount_without_its_volume_is_dropped():
+    mounts = [{"name": "claims", "mountPath": "/c"}, {"name": "own", "mountPath": "/o"}]
+    job = yaml.safe_load(a_pytorchjob(volumeMounts=mounts))
+    for role in job["spec"]["pytorchReplicaSpecs"].values():
+        role["template"]["spec"]["volumes"] = [{"name": "own", "emptyDir": {}}]
+    found = convert(yaml.safe_dump(job))
+    assert problem_of(found.document) == ""
+    assert found.document["spec"]["volumeMounts"] == [mounts[1]]
+    assert "the mount at /c" in found.comments()

@@ -37,6 +37,27 @@ VALUES = {
 OF_THE_TRAINER = ("imagePullPolicy", "env", "envFrom", "volumeMounts")
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"volumeMounts": [{"name": "lost", "mountPath": "/v"}]},
+        {
+            "podTemplate": {
+                "spec": {
+                    "initContainers": [
+                        {"name": "a", "volumeMounts": [{"name": "lost", "mountPath": "/v"}]}
+                    ]
+                }
+            }
+        },
+    ],
+)
+def test_a_mount_of_a_volume_that_the_pod_does_not_have_is_refused(spec):
+    with pytest.raises(SpecError, match='the mount at /v names the volume "lost", which the pod'):
+        render(**spec)
+    render(volumes=[{"name": "lost", "emptyDir": {}}], **spec)
+
+
 def overlay(**fields):
     """Return a podTemplate with these fields of the pod's spec and of the trainer."""
     trainer = {

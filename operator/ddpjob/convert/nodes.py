@@ -5,7 +5,13 @@ from typing import Any, NamedTuple
 
 from ddpjob.convert.draft import Draft
 from ddpjob.convert.launch import OF_EVERY_SHELL, Launch, read_command
-from ddpjob.convert.pods import choose_accelerator, find_trainer, note_selectors, read_template
+from ddpjob.convert.pods import (
+    choose_accelerator,
+    drop_lost_mounts,
+    find_trainer,
+    note_selectors,
+    read_template,
+)
 from ddpjob.convert.scripts import SHELL_PROGRAMS
 from ddpjob.convert.settle import refer_to_variables, settle_processes
 from ddpjob.core.api import launcher
@@ -28,6 +34,7 @@ def read_node(draft: Draft, template: Any, path: str, origin: Origin) -> Launch:
     fields = require_object(template, path)
     trainer, where = find_trainer(fields.get("spec"), f"{path}.spec", origin.container)
     read_template(draft, fields, path, origin.container)
+    drop_lost_mounts(draft, f"{path}.spec")
     launch = Launch(
         draft,
         f"{where}.command",

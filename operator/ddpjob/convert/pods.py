@@ -306,10 +306,30 @@ def _drop_shared_memory(draft: Draft, path: str) -> None:
             draft.drop(f"{path}.spec: its volume", dict(source), SHARED)
 
 
+def drop_lost_mounts(draft: Draft, path: str) -> None:
+    """Drop the mounts of volumes that the pods do not have, such as those of a JobSet's claims."""
+    volumes = {one.get("name") for one in children(draft.spec, "volumes")}
+    for place in (draft.spec, *_containers(draft)):
+        for mount in children(place, "volumeMounts"):
+            if mount.get("name") in volumes:
+                continue
+            place["volumeMounts"] = [one for one in place["volumeMounts"] if one is not mount]
+            draft.drop(
+                f"{path}: the mount at {mount.get('mountPath')}",
+                dict(mount),
+                f"the pods have no volume {mount.get('name')}",
+                "a claim of your own in spec.volumes, and the mount in spec.volumeMounts",
+            )
+
+
+def _containers(draft: Draft) -> list[dict[str, Any]]:
+    """Return the containers beside the trainer."""
+    return [*draft.pod.get("containers", ()), *draft.pod.get("initContainers", ())]
+
+
 def _mounted(draft: Draft) -> set[Any]:
     """Return the names of the mounted volumes."""
-    containers = (*children(draft.pod, "containers"), *children(draft.pod, "initContainers"))
-    users = (draft.spec, *containers)
+    users = (draft.spec, *_containers(draft))
     return {mount.get("name") for one in users for mount in children(one, "volumeMounts")}
 
 

@@ -163,7 +163,9 @@ class EndedAttempt(AttemptEnd):
     total_steps: int | None = entry(
         None, "Planned steps of the training, if the output has them.", low=1, long=True
     )
-    steps_lost: int | None = entry(None, "Steps repeated by the next attempt that made any.", low=0, long=True)
+    steps_lost: int | None = entry(
+        None, "Steps repeated by the next attempt that made any.", low=0, long=True
+    )
 
 
 def count_failed_node(

@@ -17,7 +17,7 @@ from ddpjob.core.api.kueue import Placement
 from ddpjob.core.api.merge import one_for_each_path
 from ddpjob.core.api.pod_groups import GroupName, add_group
 from ddpjob.core.api.profiles import Profile, catalog
-from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
+from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path, quoted
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.spec import Checkpoint
 from ddpjob.core.observe.placement import REQUIRED
@@ -47,8 +47,8 @@ RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     """Return a merged pod with what follows from it.
 
-    Raises SpecError if the trainer is not in it, or if a user's mount takes the place of one needed
-    by the operator.
+    Raises SpecError if the trainer is not in it, if a user's mount takes the place of one needed by
+    the operator, or if the volume of a mount is not in it.
     """
     pod: Object = deepcopy(dict(merged))
     pod_spec = pod["spec"]
@@ -62,6 +62,7 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
+    _refuse_missing_volumes(pod_spec)
     variables = _own_variables(pod_spec, trainer, spec)
     _add_variables(trainer, variables)
     add_job_defaults(pod_spec, settings.defaults)
@@ -192,6 +193,19 @@ def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_na
                 f"volumeMounts: with a mount at {path}, checkpoints would not get to the claim "
                 f"{checkpoint.claim} of spec.checkpoint; remove the mount or choose another path"
             )
+
+
+def _refuse_missing_volumes(pod_spec: Object) -> None:
+    """Raise SpecError for a mount of a volume that the pod does not have."""
+    volumes = {volume.get("name") for volume in pod_spec["volumes"]}
+    for container in _containers(pod_spec):
+        for mount in children(container, "volumeMounts"):
+            if mount.get("name") not in volumes:
+                raise SpecError(
+                    f"volumeMounts: the mount at {mount.get('mountPath')} names the volume "
+                    f"{quoted(mount.get('name'))}, which the pod does not have; add it to "
+                    "spec.volumes, or remove the mount"
+                )
 
 
 def _remove_unused_volumes(pod_spec: Object) -> None:
