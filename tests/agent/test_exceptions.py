@@ -118,11 +118,37 @@ def test_the_first_line_of_an_exception_is_found_in_its_traceback_and_in_itself(
     assert len(found.text) <= 500
 
 
-@pytest.mark.parametrize("prefix", ["W0712 convert_frame.py:844] [0/0] ", "  | ", "ERROR: "])
+@pytest.mark.parametrize(
+    "prefix", ["W0712 convert_frame.py:844] [0/0] ", "  | ", "ERROR: ", "[12:00][train][ERROR] - "]
+)
 def test_a_traceback_behind_the_prefix_of_a_log_is_none(prefix):
     found = LastException()
     found.take(f"{prefix}{TRACEBACK.decode()}\n{prefix}  File x\nEpoch: 1\n".encode(), 1.0)
     assert not found.counts
+
+
+def test_a_traceback_that_was_logged_as_one_text_is_one():
+    found = LastException()
+    found.take(f"ERROR: {TRACEBACK.decode()}\n  File x\nBadShard: shard 4\n".encode(), 1.0)
+    assert (found.text, found.counts) == ("BadShard: shard 4", True)
+
+
+def test_another_thread_may_write_within_a_traceback():
+    found = LastException()
+    found.take(f"{TRACEBACK.decode()}\nstep 3\nstep 4\n  File x\nOops: a\n".encode(), 1.0)
+    assert found.text == "Oops: a"
+
+
+@pytest.mark.parametrize("way", ["from e", ""])
+def test_the_words_of_an_exception_have_those_that_led_to_it(way):
+    error = raised_by(f"try: [].lost_peer\nexcept AttributeError as e: raise OSError('step') {way}")
+    found = LastException()
+    found.take("".join(traceback.format_exception(error)).encode(), 1.0)
+    for text, words in (first_line(error), (found.text, found.words)):
+        assert text == "OSError: step"
+        assert "lost_peer" in words
+    hidden = raised_by("try: [].lost_peer\nexcept AttributeError: raise OSError('step') from None")
+    assert "lost_peer" not in first_line(hidden)[1]
 
 
 @pytest.mark.parametrize("bar", ["epoch 3: 95%|█ | 19/20 [00:01<00:00, 3it/s]", "loading … "])
@@ -151,7 +177,10 @@ def test_an_exception_does_not_count_if_the_process_has_gone_on(later):
 
 @pytest.mark.parametrize(
     "before",
-    ["Exception ignored in: <function f>", "Exception in thread Thread-1:", "Error in sys.x"],
+    [
+        *("Exception ignored in: <function f>", "Exception in thread Thread-1:", "Error in sys.x"),
+        "Process ForkProcess-1:",
+    ],
 )
 @pytest.mark.parametrize("in_one_piece", [True, False])
 def test_a_traceback_that_ends_no_process_does_not_count(before, in_one_piece):

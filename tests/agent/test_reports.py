@@ -235,6 +235,47 @@ def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     assert (report["cause"], report["rank"]) == ("Follower", 0)
 
 
+@pytest.mark.parametrize(
+    "rank_0",
+    [
+        # It has caught an exception. torchrun ends it because of rank 1.
+        "fail('open(\\'/nope\\')'); Path(ready).touch(); time.sleep(600)",
+        # It has lost rank 1, and says so in an exception of its own.
+        "signal.signal(15, signal.SIG_IGN); Path(ready).touch(); wait_for_the_end(); wrap()",
+    ],
+)
+def test_a_rank_that_ended_by_itself_is_the_cause(pod, rank_0):
+    script = f"""
+import os, signal, sys, time, traceback
+from pathlib import Path
+ready = __file__ + ".ready"
+def fail(text):
+    try:
+        exec(text)
+    except Exception:
+        traceback.print_exc()
+def wait_for_the_end():
+    while not Path(ready + ".end").exists():
+        time.sleep(0.02)
+    time.sleep(0.2)
+def wrap():
+    try:
+        raise RuntimeError({FOLLOWER[14:]!r})
+    except RuntimeError as error:
+        raise ValueError("step 1 failed") from error
+if os.environ["RANK"] == "0":
+    {rank_0}
+while not Path(ready).exists():
+    time.sleep(0.02)
+Path(ready + ".end").touch()
+print("no data on this rank")
+sys.exit(1)
+"""
+    report = fail(pod, script, ranks=2)
+    assert (report["rank"], report["exitCode"]) == (1, 1)
+    assert report["exception"] == "no data on this rank"
+
+
 GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
 
 
@@ -292,7 +333,7 @@ def test_a_late_look_does_not_change_the_order_of_what_happened(exit_code, cause
         process = subprocess.Popen(["sleep", "600"])
         processes.append(process)
         begin = HEADER + json.dumps({"rank": rank, "pid": 1, "process": process.pid}).encode()
-        os.write(write_end, b"\n".join([begin, TRACEBACK, line.encode(), b""]))
+        os.write(write_end, b"\n".join([begin, TRACEBACK, b"  File x", line.encode(), b""]))
         ends.append(write_end)
     for _ in range(looks_between):
         output.copy(0.0)

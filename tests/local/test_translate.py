@@ -194,7 +194,7 @@ def test_paths_in_config_maps_are_rewritten_but_references_in_them_are_not_expan
 
 
 def test_a_mount_without_its_volume_is_refused(tmp_path):
-    with pytest.raises(SpecError, match='volumeMounts: volume "x" not found in volumes'):
+    with pytest.raises(SpecError, match='at /x names the volume "x", which the pod does not have'):
         command(tmp_path, volumeMounts=[{"name": "x", "mountPath": "/x"}])
 
 

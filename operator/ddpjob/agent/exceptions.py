@@ -15,21 +15,21 @@ HEADER = b"Traceback (most recent call last):"
 
 # torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
-# It may follow a progress bar, with or without the mark. It may not be that of an exception within
-# a group, in a message, or behind the prefix of a log.
-BEGIN = re.compile(
-    r"(?:(  \+ Exception Group )|(?!\s*[|+])(?:.*\[rank\d+\]: |.*(?<![\]:] )(?<!Original )))?"
-    r"Traceback \(most recent call last\):$"
-)
-MARGIN = ""
-GROUP_MARGIN = "  | "
-
-# In the message of an exception that torch brings from another process or thread, such as a worker
-# of DataLoader. The exception itself follows.
-ORIGINAL = re.compile(r"Original Traceback \(most recent call last\):$")
+# It may follow a progress bar, or be in a message, as from a worker of DataLoader, and not be one
+# within a group.
+BEGIN = re.compile(r"(?:  \+ Exception Group |(?!\s*[|+]).*)?Traceback \(most recent call last\):$")
+# The line after it. If each line has the prefix of a log, the process has caught the exception.
+FRAME = re.compile(r"  File ")
+# The margin of a group's own lines.
+MARGIN = re.compile(r"^  \| ")
 
 # The text before a traceback that does not end the process.
-ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)")
+ASIDE = re.compile(
+    r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)|Process \S+:$"
+)
+
+# Between a traceback and that of an exception raised because of it.
+CHAIN = re.compile(r"^(?:The above exception was the|During handling of the above)", re.MULTILINE)
 
 # The first line of an exception, and the exceptions that end a program without a traceback.
 FIRST_LINE = re.compile(r"[^\W\d][\w.<>]*(?::.*)?$")
@@ -48,9 +48,8 @@ LINE = 300
 class LastException:
     """The last exception printed by a process.
 
-    - `text`: its first line, and the second one if the first line ends with a colon. It is empty
-      until the first line is there.
-    - `words`: its first line and the ones after it.
+    - `text`: its first line, and the second one if the first line ends with a colon.
+    - `words`: its first line and the ones after it, below those of the exceptions that led to it.
     - `time`: when its traceback began, a Unix time, or 0 if there is none.
     - `following`: the number of lines after the first one. `goes_on`: the process has done
       something else since then.
@@ -58,20 +57,21 @@ class LastException:
 
     def __init__(self) -> None:
         self._before = ""
-        self._begin(MARGIN, 0.0)
-
-    def _begin(self, margin: str, now: float) -> None:
-        self.text = ""
+        self._has_header = False
         self.words = ""
+        self._begin(0.0)
+
+    def _begin(self, now: float) -> None:
+        self.text = ""
+        # An exception in a handler often hides the words of a lost peer.
+        self.words = self.words if CHAIN.search(self.words) else ""
         self.time = now
         self.goes_on = False
         self.following = 0
-        # The beginning of the lines of its traceback, or None once its first line is found.
-        self._margin: str | None = margin
 
     def take(self, lines: bytes, now: float) -> None:
         """Look at complete lines, written before `now`, a Unix time."""
-        if HEADER not in lines and not self.counts:
+        if HEADER not in lines and not self.counts and not self._has_header:
             end = lines[-LINE:].decode(errors="replace")
             _, _, last = end.rstrip("\n").rpartition("\n")
             self._before = without_rank(last)
@@ -86,36 +86,28 @@ class LastException:
         """True if the process may end by it."""
         return bool(self.time) and not self.goes_on
 
-    def take_message(self, text: str) -> None:
-        """Look at an exception and its message, without a traceback before it."""
-        self._begin(MARGIN, 1.0)
-        for line in text.splitlines():
-            if self._margin is None:
-                self._follow(line)
-            else:
-                self._find_first_line(line)
-
     def _take_line(self, line: str, now: float) -> None:
-        begin = BEGIN.match(line)
-        if begin and not ASIDE.match(self._before):
-            self._begin(GROUP_MARGIN if begin[1] else MARGIN, now)
-        elif self._margin is None:
+        if BEGIN.match(line):
+            self._has_header = not ASIDE.match(self._before)
+            return
+        line = MARGIN.sub("", line)
+        if self._has_header and FRAME.match(line):
+            self._begin(now)
+            self._has_header = False
+        elif self.text:
             self._follow(line)
-        # Another thread may write between the lines of a traceback.
-        elif line.startswith(self._margin):
-            self._find_first_line(line[len(self._margin) :])
+        else:
+            # Another thread may write between its lines.
+            self._find_first_line(line)
 
     def _find_first_line(self, line: str) -> None:
         if NO_ERROR.match(line):
             self.time = 0.0
         elif FIRST_LINE.match(line):
             self.text = line[:EXCEPTION].strip()
-            self.words = line
-            self._margin = None
+            self.words = f"{self.words[-WORDS // 2 :]}\n{line}".lstrip()
 
     def _follow(self, line: str) -> None:
-        if ORIGINAL.match(line):
-            self._margin = MARGIN
         if self.text.endswith(":") and line.strip():
             self.text = f"{self.text} {line.strip()}"[:EXCEPTION]
         self.words = f"{self.words}\n{line}"[:WORDS]
@@ -129,7 +121,8 @@ def without_rank(line: str) -> str:
 
 
 def first_line(error: BaseException) -> tuple[str, str]:
-    """Return (text, words) of an exception, as they are found in what Python prints."""
+    """Return (text, words) of a raised exception, as they are found in what Python prints."""
     found = LastException()
-    found.take_message("".join(traceback.format_exception_only(type(error), error)))
+    printed = traceback.format_exception(type(error), error, error.__traceback__)
+    found.take("".join(printed).encode(errors="replace"), 1.0)
     return found.text, found.words

@@ -29,9 +29,9 @@ EXCEPTION_CODE = 1
 ABORTED = -signal.SIGABRT
 INTERRUPTED = (-signal.SIGTERM, 143)
 
-# Seconds from the exception of a process to its end, at most: torch stops its threads and frees
-# devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
-# others, the cause of their later output. So many lines may follow a stopped rank's exception.
+# Seconds from the exception of a process to its end, at most: torch frees devices. A peer may see
+# the loss, and end, before that. torchrun then sends SIGTERM to the others. So many lines may
+# follow a stopped rank's exception.
 ENDING_SECONDS = 10.0
 EXCEPTION_LINES = 25
 
@@ -86,8 +86,8 @@ class Judge:
         first = min(failed, key=ENDED)
         found = []
         for failure, rank in zip(failures, failed):
-            found.append((self.judge_rank(rank, failure, first), rank))
-        report, stream = min(found, key=priority)
+            found.append((self.judge_rank(rank, failure, first), rank, failure))
+        report, stream, _ = min(found, key=priority)
         # torchrun has found no failure of these.
         others = [rank for rank in streams if rank.worker and rank not in failed]
         early = [rank for rank in others if 0.0 < rank.ended < first.ended]
@@ -243,9 +243,13 @@ def read_record(folder: Path) -> Report:
     return record
 
 
-def priority(failure: tuple[Report, Stream]) -> tuple[int, float]:
-    report, stream = failure
-    return CAUSES.index(report["cause"]), stream.ended
+def priority(found: tuple[Report, Stream, Report]) -> tuple[float, float]:
+    report, stream, failure = found
+    likelihood: float = CAUSES.index(report["cause"])
+    if failure["exitCode"] in INTERRUPTED and not failure.get("note"):
+        # It was told to end, and may have caught its exception before.
+        likelihood = max(likelihood, CAUSES.index("Unclear") + 0.5)
+    return likelihood, stream.ended
 
 
 def ended_early(stream: Stream, report: Report) -> Report:

@@ -257,10 +257,7 @@ def reseed() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def run_program(
-    args: list[str],
-    before: Callable[[], None] = lambda: None,
-) -> None:
+def run_program(args: list[str], before: Callable[[], None] = lambda: None) -> None:
     """Run a script or a module as `__main__`, as Python does (`Modules/main.c`).
 
     `before` is called just before, with the search path of the program.
@@ -293,7 +290,7 @@ def write_note(path: str, error: BaseException) -> None:
     if isinstance(error, SystemExit):
         has_text = not isinstance(error.code, (int, type(None)))
         text = " ".join(str(error.code).split()) if has_text else ""
-        words = text
+        words += f"\n{text}"
     if text:
         note = {"exception": text[:EXCEPTION], "words": words}
         with suppress(OSError), open(path, "w", errors="replace") as file:

@@ -14,7 +14,6 @@ from ddpjob.core.api.readers import (
     child,
     children,
     normal_path,
-    quoted,
     refuse,
     require_string,
 )
@@ -61,11 +60,7 @@ def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
     for mount in children(container, "volumeMounts"):
         path = _read_mount_path(mount)
         name = mount["name"]
-        volume = volumes.get(name)
-        if volume is None:
-            raise SpecError(
-                f"volumeMounts: volume {quoted(name)} not found in volumes; add it there"
-            )
+        volume = volumes[name]
         if path == names.SHARED_MEMORY:
             # Processes of this machine use its own shared memory.
             continue
