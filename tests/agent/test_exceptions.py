@@ -133,6 +133,45 @@ def test_a_traceback_that_was_logged_as_one_text_is_one():
     assert (found.text, found.counts) == ("BadShard: shard 4", True)
 
 
+def test_a_frame_long_after_the_prefix_of_a_log_begins_no_traceback():
+    found = LastException()
+    text = f"ERROR - {TRACEBACK.decode()}\nERROR -   File x\n" + "ERROR - y\n" * 4
+    found.take(f'{text}  File "x", line 3 in f\ndone\n'.encode(), 1.0)
+    assert not found.counts
+
+
+CHAINED = "try: raise KeyError('lost_peer' + {end} * 1000)\nexcept KeyError: raise OSError('step')"
+
+
+def test_a_long_message_does_not_hide_the_chain():
+    for error in map(raised_by, (CHAINED.format(end="'x'"), CHAINED.format(end="'\\n x'"))):
+        found = LastException()
+        found.take("".join(traceback.format_exception(error)).encode(), 1.0)
+        assert "lost_peer" in found.words
+        assert "lost_peer" in first_line(error)[1]
+
+
+def test_a_chain_that_was_caught_before_is_of_no_other_exception():
+    found = LastException()
+    for statement in (CHAINED.format(end="''"), "raise ValueError('bad shard')"):
+        printed = "".join(traceback.format_exception(raised_by(statement)))
+        found.take(f"{printed}step 1\n".encode(), 1.0)
+    assert found.text == "ValueError: bad shard"
+    assert "lost_peer" not in found.words
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no traceback"), "ValueError: no traceback"),
+        (RuntimeError(f"remote\n{TRACEBACK.decode()}\n  File x\n    1/0"), "RuntimeError: remote"),
+        (KeyboardInterrupt(), ""),
+    ],
+)
+def test_an_exception_has_its_first_line_in_any_case(error, text):
+    assert first_line(error)[0] == text
+
+
 def test_another_thread_may_write_within_a_traceback():
     found = LastException()
     found.take(f"{TRACEBACK.decode()}\nstep 3\nstep 4\n  File x\nOops: a\n".encode(), 1.0)

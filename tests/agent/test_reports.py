@@ -276,6 +276,28 @@ sys.exit(1)
     assert report["exception"] == "no data on this rank"
 
 
+def test_an_exception_comes_before_an_abort_without_a_text(pod):
+    """Torchrun ended the rank with the exception, because its peer was faster."""
+    script = """
+import os, signal, time, traceback
+from pathlib import Path
+ready = __file__ + ".ready"
+if os.environ["RANK"] == "0":
+    try:
+        raise ValueError("bad shard")
+    except ValueError:
+        traceback.print_exc()
+    Path(ready).touch()
+    time.sleep(600)
+while not Path(ready).exists():
+    time.sleep(0.02)
+os.abort()
+"""
+    report = fail(pod, script, ranks=2, env={"PYTHONFAULTHANDLER": ""})
+    assert (report["cause"], report["rank"]) == ("Failure", 0)
+    assert report["exception"] == "ValueError: bad shard"
+
+
 GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
 
 

@@ -90,7 +90,9 @@ def test_a_wait_after_a_long_attempt_does_not_count_failed_ones():
     job = written(job, plan_for(job, a_pod(0, running()), a_pod(1, end), now=at(360)))
     assert job.status.backoff.count == 0
     message = plan_for(job, now=at(361)).status.message
-    assert message == "backing off for 30 s before attempt 1: its error may have passed by then"
+    assert (
+        message == "backing off for 30 s before attempt 1: the last error may have passed by then"
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,18 @@ OF_THE_TRAINER = ("imagePullPolicy", "env", "envFrom", "volumeMounts")
         {
             "podTemplate": {
                 "spec": {
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "volumeDevices": [{"name": "lost", "devicePath": "/v"}],
+                        }
+                    ]
+                }
+            }
+        },
+        {
+            "podTemplate": {
+                "spec": {
                     "initContainers": [
                         {"name": "a", "volumeMounts": [{"name": "lost", "mountPath": "/v"}]}
                     ]

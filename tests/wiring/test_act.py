@@ -228,6 +228,19 @@ async def test_a_place_that_exists_is_neither_replaced_nor_left(writer, actor, l
     assert writer.sent == []
 
 
+async def test_refused_orders_are_counted_until_pods_get_another_one(writer, actor, carry_out):
+    async def refuse(job, assigns):
+        raise ApiError(403, "Forbidden", "no")
+
+    actor.creator.assign = refuse
+    order = replace(STAYS, dump=True)
+    for assign, count in ((order, 1), (order, 2), (STAYS, 0), (order, 1)):
+        await carry_out(assign=(assign,))
+        assert actor.memory_of("uid").refused_orders == count
+    await carry_out(create=create_gang((0, 1)))
+    assert actor.memory_of("uid").refused_orders == 0
+
+
 async def test_room_in_use_is_looked_at_again_soon(actor, carry_out):
     """No event follows if the last container of a pod has ended before the pod does."""
 

@@ -1,12 +1,11 @@
 """Find the last exception in the output of a process, as Python prints it.
 
-It may be of any class and of any length. Its beginning is kept apart from the end of the output.
+It may be of any class and length.
 """
-
-from __future__ import annotations
 
 import re
 import traceback
+from contextlib import suppress
 
 from . import EXCEPTION
 
@@ -15,11 +14,11 @@ HEADER = b"Traceback (most recent call last):"
 
 # torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
-# It may follow a progress bar, or be in a message, as from a worker of DataLoader, and not be one
-# within a group.
+# It may follow a progress bar, or be in a message. It may not be within a group.
 BEGIN = re.compile(r"(?:  \+ Exception Group |(?!\s*[|+]).*)?Traceback \(most recent call last\):$")
-# The line after it. If each line has the prefix of a log, the process has caught the exception.
-FRAME = re.compile(r"  File ")
+# One of the next lines. If all have the prefix of a log, the process has caught the exception.
+FRAME = re.compile(r"(?:  |> )File ")
+NEXT = 4
 # The margin of a group's own lines.
 MARGIN = re.compile(r"^  \| ")
 
@@ -28,15 +27,15 @@ ASIDE = re.compile(
     r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)|Process \S+:$"
 )
 
-# Between a traceback and that of an exception raised because of it.
-CHAIN = re.compile(r"^(?:The above exception was the|During handling of the above)", re.MULTILINE)
+# Between the tracebacks of a chain.
+CHAIN = re.compile("The above exception was the|During handling of the above")
 
 # The first line of an exception, and the exceptions that end a program without a traceback.
 FIRST_LINE = re.compile(r"[^\W\d][\w.<>]*(?::.*)?$")
 NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
 
-# Characters kept from the first line on, and the most lines after it: of its message, and of a
-# program that ends. After more lines, or figures, the program has caught the exception.
+# Characters kept from the first line on, and the most lines after it. After more lines, or figures,
+# the program has caught the exception.
 WORDS = 4096
 FOLLOWING = 1000
 FIGURES = re.compile(r"""\{.*"(?:step|epoch|loss)":""")
@@ -57,21 +56,21 @@ class LastException:
 
     def __init__(self) -> None:
         self._before = ""
-        self._has_header = False
-        self.words = ""
+        self._left = 0
+        self._chain = ""
         self._begin(0.0)
 
     def _begin(self, now: float) -> None:
         self.text = ""
         # An exception in a handler often hides the words of a lost peer.
-        self.words = self.words if CHAIN.search(self.words) else ""
+        self.words = self._chain
         self.time = now
         self.goes_on = False
         self.following = 0
 
     def take(self, lines: bytes, now: float) -> None:
         """Look at complete lines, written before `now`, a Unix time."""
-        if HEADER not in lines and not self.counts and not self._has_header:
+        if HEADER not in lines and not self.counts and self._left <= 0:
             end = lines[-LINE:].decode(errors="replace")
             _, _, last = end.rstrip("\n").rpartition("\n")
             self._before = without_rank(last)
@@ -88,16 +87,16 @@ class LastException:
 
     def _take_line(self, line: str, now: float) -> None:
         if BEGIN.match(line):
-            self._has_header = not ASIDE.match(self._before)
+            self._left = 0 if ASIDE.match(self._before) else NEXT
             return
         line = MARGIN.sub("", line)
-        if self._has_header and FRAME.match(line):
+        self._left -= 1
+        if self._left >= 0 and FRAME.match(line):
             self._begin(now)
-            self._has_header = False
+            self._left = 0
         elif self.text:
             self._follow(line)
         else:
-            # Another thread may write between its lines.
             self._find_first_line(line)
 
     def _find_first_line(self, line: str) -> None:
@@ -105,7 +104,7 @@ class LastException:
             self.time = 0.0
         elif FIRST_LINE.match(line):
             self.text = line[:EXCEPTION].strip()
-            self.words = f"{self.words[-WORDS // 2 :]}\n{line}".lstrip()
+            self.words = f"{self.words}\n{line}".lstrip()
 
     def _follow(self, line: str) -> None:
         if self.text.endswith(":") and line.strip():
@@ -113,6 +112,7 @@ class LastException:
         self.words = f"{self.words}\n{line}"[:WORDS]
         if line.strip():
             self.following += 1
+            self._chain = self.words[: WORDS // 4] if CHAIN.match(line) else ""
         self.goes_on = self.following > FOLLOWING or bool(FIGURES.match(line))
 
 
@@ -123,6 +123,10 @@ def without_rank(line: str) -> str:
 def first_line(error: BaseException) -> tuple[str, str]:
     """Return (text, words) of a raised exception, as they are found in what Python prints."""
     found = LastException()
-    printed = traceback.format_exception(type(error), error, error.__traceback__)
-    found.take("".join(printed).encode(errors="replace"), 1.0)
-    return found.text, found.words
+    last = traceback.format_exception_only(type(error), error)[-1].partition("\n")[0]
+    # A loader of the program may raise.
+    with suppress(Exception):
+        printed = traceback.format_exception(type(error), error, error.__traceback__)
+        found.take("".join(printed).encode(errors="replace"), 1.0)
+    text = found.text or last[:EXCEPTION]
+    return "" if NO_ERROR.match(text) else text, found.words or text

@@ -1,7 +1,5 @@
 """Write a report as the termination message of the container."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

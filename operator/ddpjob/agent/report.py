@@ -47,7 +47,7 @@ class LastWords(NamedTuple):
 
     - `text`: the exception that ended it, or else its last line.
     - `words`: the text to search for the words of a lost peer.
-    - `is_stopped`: torchrun has ended it because of another process.
+    - `is_stopped`: torchrun has ended it because of another process. `was_told`: by a signal.
     """
 
     exit_code: int
@@ -55,6 +55,7 @@ class LastWords(NamedTuple):
     words: str = ""
     is_exception: bool = False
     is_stopped: bool = False
+    was_told: bool = False
 
 
 class Judge:
@@ -86,7 +87,8 @@ class Judge:
         first = min(failed, key=ENDED)
         found = []
         for failure, rank in zip(failures, failed):
-            found.append((self.judge_rank(rank, failure, first), rank, failure))
+            last_words = self.last_words(rank, failure, first)
+            found.append((self.judge_rank(last_words, failure), rank, last_words))
         report, stream, _ = min(found, key=priority)
         # torchrun has found no failure of these.
         others = [rank for rank in streams if rank.worker and rank not in failed]
@@ -95,9 +97,8 @@ class Judge:
             report = ended_early(early[0], report)
         return with_lines(report, stream)
 
-    def judge_rank(self, stream: Stream, failure: Report, first: Stream) -> Report:
-        """Return the report on a failed rank. `first`: the one that ended first."""
-        last_words = self.last_words(stream, failure, first)
+    def judge_rank(self, last_words: LastWords, failure: Report) -> Report:
+        """Return the report on a failed rank."""
         exit_code = last_words.exit_code
         exception = last_words.text or failure["exception"] or signal_name(exit_code)
         return {
@@ -155,8 +156,10 @@ class Judge:
             if not was_ending(stream, exit_code, first):
                 return LastWords(exit_code, is_stopped=True)
             exit_code = EXCEPTION_CODE
-            if not note and not stream.exception.text:
-                return LastWords(exit_code, "an exception", is_exception=True)
+            if not note:
+                text = stream.exception.text or "an exception"
+                words = stream.exception.words
+                return LastWords(exit_code, text, words, is_exception=True, was_told=True)
         if exit_code == EXCEPTION_CODE and note:
             return LastWords(exit_code, note["exception"], note["words"], is_exception=True)
         return self.words_at_end(stream, exit_code)
@@ -243,12 +246,14 @@ def read_record(folder: Path) -> Report:
     return record
 
 
-def priority(found: tuple[Report, Stream, Report]) -> tuple[float, float]:
-    report, stream, failure = found
+def priority(found: tuple[Report, Stream, LastWords]) -> tuple[float, float]:
+    report, stream, last_words = found
     likelihood: float = CAUSES.index(report["cause"])
-    if failure["exitCode"] in INTERRUPTED and not failure.get("note"):
-        # It was told to end, and may have caught its exception before.
-        likelihood = max(likelihood, CAUSES.index("Unclear") + 0.5)
+    if last_words.was_told and not likelihood:
+        # It may have caught its exception before.
+        likelihood = 0.5
+    elif last_words.exit_code == EXCEPTION_CODE and not last_words.is_exception:
+        likelihood = 0.25
     return likelihood, stream.ended
 
 

@@ -1,7 +1,5 @@
 """The stacks of the ranks of a hung pod, in a few lines."""
 
-from __future__ import annotations
-
 import re
 
 from . import PROGRAMS

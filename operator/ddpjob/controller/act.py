@@ -327,7 +327,8 @@ class Actor:
             message = f"a pod that stays cannot be assigned; it is tried again: {error}"
             await self.reporter.post_once(job, "AssignRefused", message)
             log.warning("%s/%s: %s", job.namespace, job.name, message)
-            memory.refused_orders += 1
+            is_dump = any(assign.dump for assign in assigns)
+            memory.refused_orders = memory.refused_orders + 1 if is_dump else 0
             return False
         memory.refused_orders = 0
         return True
@@ -442,6 +443,7 @@ class Actor:
     async def _create(self, job: Job, creates: tuple[Create, ...], memory: Memory) -> None:
         """Create the objects of a gang, and remember a refusal."""
         memory.refusal = None
+        memory.refused_orders = 0
         self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
             constraints = await self._constraints(job, creates)

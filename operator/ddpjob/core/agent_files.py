@@ -37,7 +37,7 @@ def agent_files() -> Mapping[str, str]:
         "exception": [f"(?m)^{EXCEPTION_LINE}", f"(?m){INTERPRETER.pattern}"],
         "abort": [f"(?m){WHAT.pattern}", f"(?m){NATIVE.pattern}"],
     }
-    return {**programs, WORDS: json.dumps(words, indent=0) + "\n"}
+    return {**programs, WORDS: json.dumps(words, separators=(",\n", ":")) + "\n"}
 
 
 @cache

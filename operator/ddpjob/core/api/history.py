@@ -164,7 +164,7 @@ class EndedAttempt(AttemptEnd):
         None, "Planned steps of the training, if the output has them.", low=1, long=True
     )
     steps_lost: int | None = entry(
-        None, "Steps repeated by the next attempt that made any.", low=0, long=True
+        None, "Steps repeated by the next attempt that made steps.", low=0, long=True
     )
 
 

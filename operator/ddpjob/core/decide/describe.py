@@ -180,7 +180,7 @@ def describe_backoff(obs: Observation) -> Status:
     why = f"the last {attempts} trained for less than {minutes} minutes"
     if not count:
         # The job has lasted, and its error is of a kind that ends a job if it comes again.
-        why = "its error may have passed by then"
+        why = "the last error may have passed by then"
     message = f"backing off for {wait.total_seconds():.0f} s before attempt {obs.attempt}: {why}"
     return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
 

@@ -271,7 +271,7 @@ class Observation:
       is read.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed the status as the newest.
-    - `refused_orders`: how often in a row the API server has refused orders to pods that stay.
+    - `refused_orders`: how often in a row the API server has refused orders to write stacks.
     """
 
     job: Job

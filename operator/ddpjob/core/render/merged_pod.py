@@ -199,10 +199,11 @@ def _refuse_missing_volumes(pod_spec: Object) -> None:
     """Raise SpecError for a mount of a volume that the pod does not have."""
     volumes = {volume.get("name") for volume in pod_spec["volumes"]}
     for container in _containers(pod_spec):
-        for mount in children(container, "volumeMounts"):
+        for mount in (*children(container, "volumeMounts"), *children(container, "volumeDevices")):
             if mount.get("name") not in volumes:
+                path = mount.get("mountPath") or mount.get("devicePath")
                 raise SpecError(
-                    f"volumeMounts: the mount at {mount.get('mountPath')} names the volume "
+                    f"volumeMounts: the mount at {path} names the volume "
                     f"{quoted(mount.get('name'))}, which the pod does not have; add it to "
                     "spec.volumes, or remove the mount"
                 )
