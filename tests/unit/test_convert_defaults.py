@@ -89,6 +89,56 @@ def test_a_command_that_is_not_known_is_dropped():
     assert '"$WITH_CONDA": because its command is not known' in comments
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat > c <<'E'\nx\nE\nfor G in a; do make $G; done",
+        "while IFS=, read -r A B; do make $B $RANDOM; done < f",
+        "mapfile -t L < f; make $L",
+        "bash -ec 'make a'\ncat > x <<'E'\nit's $X\nE",
+    ],
+)
+def test_a_variable_that_the_setup_sets_is_not_noted(text):
+    _, comments = converted("bash", "-c", f"{text}\ntorchrun a.py")
+    assert "in setup: nothing sets it" not in comments
+
+
+def test_a_command_in_a_variable_stays_if_the_setup_or_the_pods_have_it():
+    lines = "PY=$(command -v python3); $PY -m pip install x; $SUDO apt-get update; $RUN"
+    spec, _ = converted(
+        "bash", "-c", f"{lines}; torchrun a.py", env=[{"name": "RUN", "value": "make b"}]
+    )
+    setup = spec["setup"].splitlines()
+    assert setup[1:] == ["$PY -m pip install x", "$SUDO apt-get update", "$RUN"]
+
+
+# Variables that Slurm and other operators may have set
+
+
+def test_a_default_counts_for_a_variable_that_is_not_always_set():
+    spec, _ = converted_script(
+        "export N=${SLURM_CPUS_PER_TASK:-8}\n"
+        "srun torchrun --nproc-per-node=${SLURM_GPUS_ON_NODE:-4} a.py ${SLURM_ARRAY_TASK_ID:-1}"
+    )
+    assert (spec["env"], spec["nprocPerNode"]) == ([{"name": "N", "value": "8"}], 4)
+    assert spec["args"] == ["a.py", "1"]
+    spec, _ = converted("bash", "-c", "torchrun --max-restarts=${PET_MAX_RESTARTS:-3} a.py")
+    assert spec["failurePolicy"] == {"maxRestarts": 3}
+
+
+def test_a_number_of_restarts_without_a_known_value_is_dropped():
+    env = [{"name": "MR", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    spec, comments = converted("bash", "-c", "torchrun --max-restarts=${MR:-3} a.py", env=env)
+    assert "failurePolicy" not in spec
+    assert "its value is not known; instead: failurePolicy.maxRestarts" in comments
+
+
+def test_the_last_value_of_a_variable_decides_about_a_default():
+    env = [{"name": "D", "value": "1"}, {"name": "D", "value": ""}, {"name": "N"}]
+    spec, _ = converted("bash", "-c", "A=(${D:-x}); torchrun a.py ${A[@]} ${N:-y}", env=env)
+    assert spec["args"] == ["a.py", "x", "y"]
+
+
 # The GPU and the number of a task
 
 
@@ -129,6 +179,31 @@ def test_a_build_before_the_training_does_not_hide_it():
     spec, _ = converted_script("srun bash -c 'python setup.py install && torchrun a.py'")
     assert spec["setup"] == "python setup.py install"
     assert spec["args"] == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "L='python -m torch.distributed.run'\nC='a.py'\nsrun bash -c '$L $C'",
+        "srun bash -c 'export L=\"torchrun --nnodes=2\"; $L a.py'",
+        "srun bash -c 'PY=python3; $PY -m pip install x; ${PY} a.py'",
+        "srun -c 8 python a.py -c conf --launcher /usr/bin/bash",
+    ],
+)
+def test_a_training_is_found_in_variables_and_behind_other_options(line):
+    spec, _ = converted_script(line)
+    assert spec["args"][0] == "a.py"
+
+
+def test_a_step_within_the_text_of_a_shell_is_no_setup():
+    spec, comments = converted_script('srun bash -c "srun hostname; torchrun a.py"')
+    assert "setup" not in spec
+    assert '"srun hostname": because it is a step beside the training' in comments
+
+
+def test_a_binding_to_no_gpu_is_none():
+    _, comments = converted_script("srun --gpu-bind=none python a.py")
+    assert "cuda:0" not in comments
 
 
 def test_a_file_of_variables_is_no_volume():

@@ -58,8 +58,12 @@ def run_by_bash(text: str) -> str:
 
 
 def without_bash(setup: str) -> str:
-    """Return the text of a setup that bash runs, without the start of bash."""
-    return shlex.split(setup)[2] if setup.startswith("bash -ec ") else setup
+    """Return the text of a setup without the start of bash by `run_by_bash`."""
+    try:
+        words = shlex.split(setup)
+    except ValueError:
+        return setup
+    return words[2] if len(words) == 3 and setup == run_by_bash(words[2]) else setup
 
 
 def _without_single_quotes(found: re.Match[str]) -> str:

@@ -98,7 +98,8 @@ class Launch:
         """Return True for a variable whose default in `${NAME:-default}` was not used."""
         given = [one for one in children(self.draft.spec, "env") if one.get("name") == name]
         if given:
-            return given[0].get("value") != ""
+            # The last one counts. Without a value it is empty.
+            return "valueFrom" in given[-1] or bool(given[-1].get("value"))
         return re.fullmatch(self.set_before, name) is not None
 
     def add_variable(self, name: str, value: str, path: str) -> None:
@@ -289,7 +290,11 @@ set_default_restarts = partial(set_restarts, put=Draft.set_default)
 
 
 def _max_restarts(launch: Launch, flag: Flag, value: str) -> None:
-    set_restarts(launch.draft, launch.resolve(value), f"{launch.path}: {flag.name}")
+    text, path = launch.resolve(value), f"{launch.path}: {flag.name}"
+    if _is_literal(text):
+        set_restarts(launch.draft, text, path)
+    else:
+        launch.draft.drop(path, value, "its value is not known", "failurePolicy.maxRestarts")
 
 
 def _rdzv_conf(launch: Launch, flag: Flag, value: str) -> None:

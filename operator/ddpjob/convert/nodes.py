@@ -17,6 +17,9 @@ from ddpjob.convert.settle import refer_to_variables, settle_processes
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import Dict, SpecError, quoted, require_object
 
+# Variables of torchrun that other operators set for its flags.
+OF_TORCHRUN = r"PET_(NNODES|NPROC_PER_NODE|NODE_RANK|MASTER_ADDR|MASTER_PORT)"
+
 
 class Origin(NamedTuple):
     """The pods of another operator: the container that trains, and the variables set there.

@@ -314,8 +314,11 @@ def drop_lost_mounts(draft: Draft, path: str) -> None:
             if mount.get("name") in volumes:
                 continue
             place["volumeMounts"] = [one for one in place["volumeMounts"] if one is not mount]
+            if not place["volumeMounts"]:
+                del place["volumeMounts"]
+            container = f" of {place['name']}" if "name" in place else ""
             draft.drop(
-                f"{path}: the mount at {mount.get('mountPath')}",
+                f"{path}: the mount at {mount.get('mountPath')}{container}",
                 dict(mount),
                 f"the pods have no volume {mount.get('name')}",
                 "a claim of your own in spec.volumes, and the mount in spec.volumeMounts",

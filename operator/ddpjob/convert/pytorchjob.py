@@ -10,7 +10,7 @@ from ddpjob.convert.launch import (
     set_default_restarts,
     set_rendezvous,
 )
-from ddpjob.convert.nodes import Origin, read_node
+from ddpjob.convert.nodes import OF_TORCHRUN, Origin, read_node
 from ddpjob.convert.settle import settle_nodes
 from ddpjob.convert.table import (
     Table,
@@ -43,7 +43,7 @@ ROLES = ("Master", "Worker")
 # The queue of Volcano in the annotations of a pod.
 QUEUE = "scheduling.volcano.sh/queue-name"
 
-ORIGIN = Origin("pytorch", r"PET_\w+|WORLD_SIZE|RANK|MASTER_ADDR|MASTER_PORT", ("RANK",))
+ORIGIN = Origin("pytorch", rf"{OF_TORCHRUN}|WORLD_SIZE|RANK|MASTER_ADDR|MASTER_PORT", ("RANK",))
 
 RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
 
@@ -78,20 +78,17 @@ def _clean_pods(draft: Draft, value: Any, path: str) -> None:
 
 def _queue(draft: Draft, value: Any, path: str) -> None:
     draft.pod_metadata.setdefault("annotations", {})[QUEUE] = value
+    draft.sources[QUEUE] = path
 
 
 def _note_queue(draft: Draft) -> None:
     """Note that only Volcano reads the queue, unless it schedules the pods."""
-    if QUEUE in draft.pod_metadata.get("annotations", {}) and not _is_of_volcano(draft):
+    if QUEUE in draft.sources and draft.get("scheduling.gang") != "Volcano":
         draft.note(
-            "runPolicy.schedulingPolicy.queue",
+            draft.sources[QUEUE],
             "it is a queue of Volcano, which reads the annotation of the pods",
             "set scheduling: {gang: Volcano} too, or the label kueue.x-k8s.io/queue-name for Kueue",
         )
-
-
-def _is_of_volcano(draft: Draft) -> bool:
-    return bool(draft.get("scheduling.gang") == "Volcano")
 
 
 def _rendezvous_settings(draft: Draft, value: Any, path: str) -> None:

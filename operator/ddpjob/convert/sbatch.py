@@ -69,7 +69,10 @@ NO_IMAGE = (
 )
 
 # Variables of the script's shell, on a node of Slurm.
-SET_BEFORE = rf"{OF_EVERY_SHELL}|USER|SLURM_\w+"
+SET_BEFORE = (
+    rf"{OF_EVERY_SHELL}|USER|SLURM_(JOB_?ID|PROCID|LOCALID|NODEID|(JOB_)?NODELIST|NNODES|NTASKS|"
+    "JOB_NUM_NODES|JOB_PARTITION|JOB_USER|SUBMIT_HOST|CLUSTER_NAME)"
+)
 
 # Lines before the training without a use in a pod.
 REASONS: Reasons = {
@@ -79,8 +82,6 @@ REASONS: Reasons = {
         SHARED,
         "spec.setup for what each pod needs, or a claim in volumes",
     ),
-    "scontrol|sinfo|squeue|scancel|sacct|sbcast": ("it is a command of Slurm", ""),
-    "srun": ("it is a step beside the training", "a job of its own, or spec.setup"),
     "docker|enroot|singularity|apptainer": ("the pods have their own image", "--image"),
 }
 REST = ("it may need files or programs of the Slurm cluster", "spec.setup, if each pod needs it")

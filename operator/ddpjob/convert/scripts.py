@@ -72,6 +72,8 @@ EVERYWHERE: Reasons = {
         "what it changes in the environment does not reach torchrun",
         "use an image that has the environment, or set torchrun.command to the torchrun in it",
     ),
+    "scontrol|sinfo|squeue|scancel|sacct|sbcast": ("it is a command of Slurm", ""),
+    "srun": ("it is a step beside the training", "a job of its own, or spec.setup"),
     "module|ml|spack": (
         "modules are programs of the Slurm cluster",
         "use an image that has what the modules give",
@@ -318,7 +320,7 @@ class Script:
             return None
         known = {**literals(self.launch.draft), **self.variables.known}
         first = expand(statement.words[0], known)
-        if VARIABLE.fullmatch(first):
+        if len(statement.words) == 1 and self._is_lost(first):
             return UNKNOWN_COMMAND
         program = first.split()[0].rpartition("/")[2] if first.strip() else ""
         makes_a_file = statement.writes_a_file or len(statement.commands) > 1
@@ -326,6 +328,14 @@ class Script:
             if re.fullmatch(programs, program):
                 return None if reason[0] == PRINTS and makes_a_file else reason
         return None
+
+    def _is_lost(self, word: str) -> bool:
+        """Return True for a variable that neither the setup nor the pods have."""
+        found = VARIABLE.fullmatch(word)
+        if not found or self.launch.draft.get("envFrom"):
+            return False
+        name = found[1] or found[2]
+        return name not in self.variables.definitions and not self.launch.is_set(name)
 
     def _unreadable(self, statement: Statement, *, is_after: bool) -> None:
         """Keep a block or a chain whole in the setup, or drop it."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from ddpjob.convert.bash import without_bash
 from ddpjob.convert.launch import OF_EVERY_SHELL, Launch, drop_variables_of_torchrun, literals
 from ddpjob.convert.shell import ONLY_A_SHELL, VARIABLE
-from ddpjob.convert.variables import names_set_in
 from ddpjob.core.api import launcher
 from ddpjob.core.api.readers import children
 from ddpjob.core.api.variables import (
@@ -17,6 +16,16 @@ from ddpjob.core.api.variables import (
     SAME_IN_A_POD,
     instead_of,
     is_of_a_process,
+)
+
+# Variables that a shell sets itself, and how its text sets others.
+OF_A_SHELL = (
+    *("RANDOM", "SECONDS", "UID", "EUID", "PPID", "LINENO", "SHELL", "OLDPWD", "IFS"),
+    *("OPTARG", "OPTIND", "REPLY", "BASH", "BASHPID", "BASH_VERSION"),
+)
+SETS = (
+    r"\b{name}\+?=|\b(?:for|select|read|mapfile|readarray|printf|getopts|local|declare|export)\b"
+    r"[^\n;]*\b{name}\b"
 )
 
 # Parts of a shell's text without expansions: single quotes, and documents with a quoted end.
@@ -75,10 +84,12 @@ def _note_values(launch: Launch) -> None:
 def _note_setup(launch: Launch, known: Collection[str]) -> None:
     draft, path = launch.draft, launch.path
     setup = without_bash(draft.spec.get("setup", ""))
-    of_setup = {*known, *BEFORE_TORCHRUN, *OF_EVERY_SHELL.split("|"), *names_set_in(setup)}
+    of_setup = {*known, *BEFORE_TORCHRUN, *OF_EVERY_SHELL.split("|"), *OF_A_SHELL}
     for variable in VARIABLE.finditer(NO_EXPANSION.sub("", setup)):
         name = _name(variable)
         if name in of_setup or variable[3] is not None or name.startswith(OF_THE_API_SERVER):
+            continue
+        if re.search(SETS.format(name=name), setup):
             continue
         if _is_of_process(name):
             instead = _instead(launch, name).replace("$(", "$").replace(")", "")

@@ -215,7 +215,11 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
     def value(found: re.Match[str]) -> str:
         default = found[0] if found[3] is None else found[3]
-        known = values.get(found[1] or found[2], default)
+        name = found[1] or found[2]
+        known = values.get(name, default)
+        if not known and found[0].startswith(f"${{{name}:"):
+            # With a colon, the default counts for an empty value too.
+            known = default
         return found[0] if known == NO_VALUE else known
 
     for _ in range(5):

@@ -161,6 +161,10 @@ class Drop:
         request.draft.drop(path, value or True, self.why, self.instead)
 
 
+def _gpu_bind(request: Request, value: str, path: str) -> None:
+    request.draft.drop(path, value, *((STARTED,) if "none" in value else OWN_GPU))
+
+
 def _number(value: str, path: str) -> int:
     """Return a number. Raises SpecError."""
     if value.isdecimal():
@@ -422,7 +426,7 @@ OPTIONS: Mapping[str, Row] = {
     "--hint": Row(Drop(SLURM_ONLY)),
     "--distribution": Row(Drop("torchrun numbers the processes"), "-m"),
     "--cpu-bind": Row(Drop(STARTED)),
-    "--gpu-bind": Row(Drop(*OWN_GPU)),
+    "--gpu-bind": Row(_gpu_bind),
     "--mpi": Row(Drop(STARTED)),
     "--overlap": Row(Drop(STEPS), takes_value=False),
     "--jobid": Row(Drop(STEPS)),

@@ -83,7 +83,7 @@ def used(_draft: Draft, _value: Any, _path: str) -> None:
 def without_foreign(draft: Draft, labels: Dict, path: str) -> dict[str, Any]:
     """Return labels or annotations without those that only another program reads or writes."""
     kept = dict(labels)
-    for key in [key for key in kept if key.startswith(OF_OTHERS)]:
+    for key in [key for key in kept if str(key).startswith(OF_OTHERS)]:
         why, instead = FOREIGN.get(key, ("only a JobSet has it", ""))
         draft.drop(f"{path}[{key}]", kept.pop(key), why, instead)
     return kept

@@ -37,6 +37,9 @@ SHIFTER = "shifter"
 # The names of programs and modules that train, if several could be the training.
 TRAINS = re.compile("train|tune|main", re.IGNORECASE)
 
+# Between the commands in the text of a shell.
+CHAINED = re.compile(r"&&|[;|\n]")
+
 # The rank of a command that starts processes. One of srun has a higher rank, python a lower one.
 RANK_OF_LAUNCHERS = 3
 
@@ -155,7 +158,7 @@ def _with_elements(text: str, arrays: Mapping[str, str]) -> str:
 
 
 def _mentions(text: str) -> bool:
-    return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"]+", text))
+    return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"=]+", text))
 
 
 def rank_of(text: str, values: Mapping[str, str]) -> int:
@@ -170,12 +173,12 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
         return 0
     program = words[0].rpartition("/")[2]
     if program == "eval":
-        return _rank_of_text(" ".join(words[1:]), {})
-    # The text of a shell is one word, after its option -c.
-    texts = [word for option, word in pairwise(words) if re.fullmatch(r"-\w*c", option)]
-    is_shell = any(re.fullmatch(SHELLS, word.rpartition("/")[2]) for word in words)
-    if is_shell and texts:
-        starts = any(_rank_of_text(one, values) for one in texts)
+        inner = read_shell(unmark(" ".join(words[1:])))
+        return max((rank_of(one, values) for each in inner for one in each.commands), default=0)
+    shell_text = _text_of_shell(words)
+    if shell_text:
+        parts = CHAINED.split(expand(unmark(shell_text), values))
+        starts = any(_mentions(one) and not NO_TRAINING.search(one) for one in parts)
     elif NO_TRAINING.search(text):
         return 0
     else:
@@ -191,15 +194,17 @@ def rank_of(text: str, values: Mapping[str, str]) -> int:
     return 2 if SCRIPT.fullmatch(program) or (re.fullmatch(WRAPPERS, program) and starts) else 0
 
 
-def _rank_of_text(text: str, values: Mapping[str, str]) -> int:
-    """Return the rank of the text that a shell reads. A block in it may have the training."""
-    inner = read_shell(unmark(expand(text, values)))
-    ranks = [
-        rank_of(one, values) if each.is_readable else int(_mentions(one))
-        for each in inner
-        for one in each.commands
-    ]
-    return max(ranks, default=0)
+def _text_of_shell(words: Sequence[str]) -> str:
+    """Return the word after the option -c of a shell in a command, or an empty string."""
+    rest = list(words)
+    while rest and not re.fullmatch(rf"(.*/)?({SHELLS})", rest[0]):
+        rest.pop(0)
+    for option, word in pairwise(rest[1:]):
+        if not option.startswith("-"):
+            break
+        if re.fullmatch(r"-\w*c", option):
+            return word
+    return ""
 
 
 def is_assignment(words: Sequence[str]) -> bool:

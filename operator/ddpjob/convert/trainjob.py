@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpjob.convert.draft import Conversion, Draft
 from ddpjob.convert.launch import set_default_processes
-from ddpjob.convert.nodes import Origin, read_node
+from ddpjob.convert.nodes import OF_TORCHRUN, Origin, read_node
 from ddpjob.convert.patches import patched, read_patches, require_known
 from ddpjob.convert.pods import find_trainer
 from ddpjob.convert.runtime import (
@@ -46,7 +46,7 @@ KIND = "TrainJob"
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
 
 # The Trainer of Kubeflow gives torchrun its flags as variables.
-ORIGIN = Origin(NODE, r"PET_\w+")
+ORIGIN = Origin(NODE, OF_TORCHRUN)
 
 
 def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conversion:

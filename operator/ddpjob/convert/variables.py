@@ -229,6 +229,7 @@ class Variables:
             return
         before = self.arrays.get(name, "") if plus else ""
         self.unused.setdefault(name, []).append(statement)
+        elements = without_defaults(elements, self.is_set)
         elements = expand_arrays(LINE_END.sub(" ", elements), self._known_elements)
         elements = expand_command(elements, {**literals(self.launch.draft), **self.known})
         self.arrays[name] = f"{before} {elements}".strip()
