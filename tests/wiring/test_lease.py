@@ -235,6 +235,14 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     assert fake.writes() == []
 
 
+async def an_actor_of_a_job(fake, api, lease, clock):
+    """Return an operator that may write, and the job that it has seen."""
+    await lease.acquire()
+    cache = Cache()
+    cache.jobs.see(fake.create("ddpjobs", a_job()))
+    return an_actor(Writer(api, lease), cache, clock), cache.job(("ml", "digits"))
+
+
 def see_unreachable(fake, cache, health):
     """Let the cache have an unreachable node, although it has another state by now."""
     ready = {"type": "Ready", "status": "Unknown"}
@@ -248,29 +256,21 @@ def see_unreachable(fake, cache, health):
 async def test_a_pod_is_deleted_by_force_only_if_the_api_server_confirms_the_state_of_its_node(
     fake, api, a_lease, clock, health
 ):
-    lease, cache = a_lease(), Cache()
-    await lease.acquire()
-    cache.jobs.see(fake.create("ddpjobs", a_job()))
-    seen = cache.job(("ml", "digits"))
-    see_unreachable(fake, cache, health)
+    actor, seen = await an_actor_of_a_job(fake, api, a_lease(), clock)
+    see_unreachable(fake, actor.cache, health)
     forced = Delete("digits-0-1", "uid", 0, forced="its node is unreachable", node="gpu-7")
-    actor = an_actor(Writer(api, lease), cache, clock)
     await actor.apply(seen, Plan(seen.value.unpack().status, delete=(forced,)))
     deletions = [write for write in fake.writes(".*/pods/.*") if write.method == "DELETE"]
     assert bool(deletions) is (health == "Unknown")
-    assert cache.nodes.by_name["gpu-7"].health == health
+    assert actor.cache.nodes.by_name["gpu-7"].health == health
 
 
 @pytest.mark.parametrize("health", ["True", "Unknown"])
 async def test_a_job_ends_by_a_lost_node_only_if_the_api_server_confirms_its_state(
     fake, api, a_lease, clock, health
 ):
-    lease, cache = a_lease(), Cache()
-    await lease.acquire()
-    cache.jobs.see(fake.create("ddpjobs", a_job()))
-    seen = cache.job(("ml", "digits"))
-    see_unreachable(fake, cache, health)
-    actor = an_actor(Writer(api, lease), cache, clock)
+    actor, seen = await an_actor_of_a_job(fake, api, a_lease(), clock)
+    see_unreachable(fake, actor.cache, health)
     status = replace(seen.value.unpack().status, phase="Failed")
     await actor.apply(seen, Plan(status, confirm_nodes=("gpu-7",)))
     assert (fake.get("ddpjobs", "digits").get("status") is not None) is (health == "Unknown")

@@ -401,24 +401,32 @@ def _script(launch: Launch, words: list[str]) -> None:
 # Other programs
 
 
-def _refused(launch: Launch, words: list[str]) -> None:
-    raise SpecError(
-        f"{launch.path}: {words[0]} starts processes by MPI, and a DDPJob by torchrun; write the "
-        "command that a process runs, such as python train.py"
-    )
+def refuse(why: str) -> Reader:
+    """Return the reader of a program that cannot be converted. `why` may have {command}."""
 
+    def reader(launch: Launch, words: list[str]) -> None:
+        command = quoted(" ".join(words))
+        raise SpecError(f"{launch.path}: {why.format(command=command)}")
 
-def _shell_script(launch: Launch, words: list[str]) -> None:
-    raise SpecError(
-        f"{launch.path}: {quoted(' '.join(words))} runs a shell script, whose lines are not here; "
-        "write its line with torchrun or python in its place"
-    )
+    return reader
 
 
 PROGRAMS: Sequence[tuple[str, Reader]] = (
     ("torchrun", _torchrun),
     (launcher.PYTHON, _python),
-    ("mpirun|mpiexec|horovodrun", _refused),
-    (r".*\.sh", _shell_script),
+    (
+        "mpirun|mpiexec|horovodrun",
+        refuse(
+            "{command} starts processes by MPI, and a DDPJob by torchrun; write the command that "
+            "a process runs, such as python train.py"
+        ),
+    ),
+    (
+        r".*\.sh",
+        refuse(
+            "{command} runs a shell script, whose lines are not here; write its line with torchrun "
+            "or python in its place"
+        ),
+    ),
     (SCRIPT.pattern, _script),
 )

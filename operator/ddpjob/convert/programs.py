@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ddpjob.convert.launch import LAUNCH, SCRIPT, Launch, Reader, read_command
+from ddpjob.convert.launch import LAUNCH, SCRIPT, Launch, Reader, read_command, refuse
 from ddpjob.convert.launchers import read_launcher
 from ddpjob.core.api.readers import SpecError, quoted
 
@@ -95,23 +95,21 @@ def _wrapper(launch: Launch, words: list[str]) -> None:
     read_command(launch, [program, *words[index + 1 :]])
 
 
-def _torchtune(launch: Launch, words: list[str]) -> None:
-    raise SpecError(
-        f"{launch.path}: {quoted(' '.join(words[:2]))} starts a recipe of torchtune by torchrun; "
-        "write torchrun with its flags and the file of the recipe, which tune cp copies"
-    )
-
-
-def _engine(launch: Launch, words: list[str]) -> None:
-    raise SpecError(
-        f"{launch.path}: {words[0]} starts a container, and each pod of a DDPJob is one; write the "
-        "command after the image, and give the image with --image"
-    )
-
-
 OTHER_PROGRAMS: Sequence[tuple[str, Reader]] = (
-    ("tune", _torchtune),
-    ("podman|podman-hpc|docker|nerdctl", _engine),
+    (
+        "tune",
+        refuse(
+            "{command} starts a recipe of torchtune by torchrun; write torchrun with its flags and "
+            "the file of the recipe, which tune cp copies"
+        ),
+    ),
+    (
+        "podman|podman-hpc|docker|nerdctl",
+        refuse(
+            "{command} starts a container, and each pod of a DDPJob is one; write the command "
+            "after the image, and give the image with --image"
+        ),
+    ),
     ("accelerate|deepspeed", read_launcher),
     ("|".join(PREFIXES), _prefix),
     (WRAPPERS, _wrapper),
