@@ -77,7 +77,8 @@ class Pod:
                 text = shortened(text, "ORDER_SECONDS = 10.0", "SILENT_SECONDS = 10.0")
             (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
-        command = TORCHRUN if command is None else command
+        if command is None:
+            command = TORCHRUN
         self.options = agent_options(folder, command=command, **options)
         self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None

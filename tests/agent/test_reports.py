@@ -235,67 +235,66 @@ def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     assert (report["cause"], report["rank"]) == ("Follower", 0)
 
 
-@pytest.mark.parametrize(
-    "rank_0",
-    [
-        # It has caught an exception. torchrun ends it because of rank 1.
-        "fail('open(\\'/nope\\')'); Path(ready).touch(); time.sleep(600)",
-        # It has lost rank 1, and says so in an exception of its own.
-        "signal.signal(15, signal.SIG_IGN); Path(ready).touch(); wait_for_the_end(); wrap()",
-    ],
-)
-def test_a_rank_that_ended_by_itself_is_the_cause(pod, rank_0):
-    script = f"""
-import os, signal, sys, time, traceback
-from pathlib import Path
-ready = __file__ + ".ready"
-def fail(text):
+# Rank 1 waits until rank 0 opens the pipe. Rank 0 waits until the end of rank 1 closes it.
+IN_TURN = f"""
+import os, signal, sys, traceback
+from contextlib import suppress
+pipe = __file__ + ".pipe"
+with suppress(FileExistsError):
+    os.mkfifo(pipe)
+def catch(error):
     try:
-        exec(text)
+        raise error
     except Exception:
         traceback.print_exc()
-def wait_for_the_end():
-    while not Path(ready + ".end").exists():
-        time.sleep(0.02)
-    time.sleep(0.2)
 def wrap():
     try:
         raise RuntimeError({FOLLOWER[14:]!r})
     except RuntimeError as error:
         raise ValueError("step 1 failed") from error
 if os.environ["RANK"] == "0":
-    {rank_0}
-while not Path(ready).exists():
-    time.sleep(0.02)
-Path(ready + ".end").touch()
-print("no data on this rank")
-sys.exit(1)
+    {{before}}
+    open(pipe).read()
+    {{after}}
+os.open(pipe, os.O_WRONLY)
+{{rank_1}}
 """
-    report = fail(pod, script, ranks=2)
-    assert (report["rank"], report["exitCode"]) == (1, 1)
-    assert report["exception"] == "no data on this rank"
+NO_DATA = "print('no data on this rank'); sys.exit(1)"
 
 
-def test_an_exception_comes_before_an_abort_without_a_text(pod):
-    """Torchrun ended the rank with the exception, because its peer was faster."""
-    script = """
-import os, signal, time, traceback
-from pathlib import Path
-ready = __file__ + ".ready"
-if os.environ["RANK"] == "0":
-    try:
-        raise ValueError("bad shard")
-    except ValueError:
-        traceback.print_exc()
-    Path(ready).touch()
-    time.sleep(600)
-while not Path(ready).exists():
-    time.sleep(0.02)
-os.abort()
-"""
+@pytest.mark.parametrize(
+    ("before", "after", "rank_1", "expected"),
+    [
+        # It has caught an exception. torchrun ends it because of rank 1.
+        (
+            "catch(OSError('nope'))",
+            "signal.pause()",
+            NO_DATA,
+            ("Unclear", 1, "no data on this rank"),
+        ),
+        # It has lost rank 1, and says so in an exception of its own.
+        (
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+            "wrap()",
+            NO_DATA,
+            ("Unclear", 1, "no data on this rank"),
+        ),
+        # An abort without a text is likely to follow from the exception of a peer.
+        (
+            "catch(ValueError('bad shard'))",
+            "signal.pause()",
+            "os.abort()",
+            ("Failure", 0, "ValueError: bad shard"),
+        ),
+    ],
+    ids=["caught", "wrapped", "abort"],
+)
+def test_a_rank_that_torchrun_told_to_end_is_the_cause_only_of_an_abort(
+    pod, before, after, rank_1, expected
+):
+    script = IN_TURN.format(before=before, after=after, rank_1=rank_1)
     report = fail(pod, script, ranks=2, env={"PYTHONFAULTHANDLER": ""})
-    assert (report["cause"], report["rank"]) == ("Failure", 0)
-    assert report["exception"] == "ValueError: bad shard"
+    assert (report["cause"], report["rank"], report["exception"]) == expected
 
 
 GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"

@@ -94,6 +94,8 @@ def test_an_operator_killed_during_restarts_counts_each_of_them_once(
     namespace.wait_for_status(JOB, attempt=1)
     cluster.kill_operator()
     assert_resumed(namespace, attempt=1)
+    # Until the operator has seen that the pod takes part, its end would use no budget.
+    namespace.wait_for_status(JOB, attempt=1, phase="Running")
     # It has stayed since the first attempt.
     namespace.kubectl("delete", "pod", f"{JOB}-0-0", "--wait=false")
     cluster.kill_operator()

@@ -73,6 +73,6 @@ def without_end_time(status):
 
 def with_sidecar(status, state=None):
     """Add a container, still running or in another `state`, beside a trainer that has ended."""
-    sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}
+    sidecar = {"name": "proxy", "state": state or {"running": {}}}
     containers = [*status["containerStatuses"], sidecar]
     return {**status, "phase": "Running", "containerStatuses": containers}

@@ -225,7 +225,8 @@ def with_steps(
             ended = replace(ended, first_step=known[0], last_step=known[1])
         if next_first is not None and ended.last_step is not None:
             ended = replace(ended, steps_lost=max(0, ended.last_step - next_first))
-        next_first = next_first if ended.first_step is None else ended.first_step
+        if ended.first_step is not None:
+            next_first = ended.first_step
         entries.append(ended)
     return tuple(entries)
 

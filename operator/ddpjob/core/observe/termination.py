@@ -181,9 +181,10 @@ def _string(value: Any) -> str:
 
 def _number(value: Any) -> int | None:
     # In Python, True is an integer too. A script may write 3.0 as its step.
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-        return None
-    return int(value) if abs(value) <= MAX_NUMBER else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and abs(value) <= MAX_NUMBER else None
 
 
 def _time(value: Any) -> datetime | None:
