@@ -6,6 +6,11 @@ import pytest
 from play import Gate
 from queue_of_kueue import Queue, has_room, holds, install_kueue, serve_kueue
 
+from ddpjob.kube.api import ApiClient, configuration
+from ddpjob.kube.errors import ApiError
+from ddpjob.kube.kinds import WORKLOADS
+from ddpjob.kube.request import ReadDocument, Request, Verb
+
 TEAM = {"kueue.x-k8s.io/queue-name": "team"}
 
 
@@ -170,6 +175,23 @@ def test_without_kueue_nothing_stops_and_nothing_begins_until_it_comes_back(
     queue.admit("waits")
     cluster.is_running("waits")
     cluster.until("runs", lambda: not has_room(queue.workloads("runs")[0]))
+
+
+async def test_an_object_of_a_kind_that_is_not_served_is_not_gone(apiserver, cluster, queue):
+    api = ApiClient(await configuration(apiserver.kubeconfig))
+    read = Request(Verb.GET, WORKLOADS, cluster.namespace, "digits")
+    kinds = ReadDocument(WORKLOADS.api)
+    try:
+        assert await api.read(read) is None
+        assert await api.read(kinds)
+        serve_kueue(apiserver, is_served=False)
+        with pytest.raises(ApiError, match="404 page not found"):
+            await api.read(read)
+        apiserver.wait_for(lambda: apiserver.request("GET", f"/{WORKLOADS.api}").code == 404)
+        assert await api.read(kinds) is None
+    finally:
+        serve_kueue(apiserver, is_served=True)
+        await api.close()
 
 
 def test_a_workload_is_let_go_if_its_job_went_while_no_operator_was_there(

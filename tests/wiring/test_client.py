@@ -10,6 +10,7 @@ from gang import a_job
 
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.writer import is_gone
 from ddpjob.core.api.reasons import Reason
 from ddpjob.kube import api as client
 from ddpjob.kube.api import ApiClient, configuration
@@ -23,6 +24,24 @@ async def test_an_error_has_the_message_of_the_api_server(fake, api):
     with pytest.raises(ApiError, match="no, and this is why") as caught:
         await api.call(ReadDocument(JOBS.api))
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("", "404 page not found"),
+        ("NotFound", "the server could not find the requested resource"),
+        ("", "<html>a proxy's page</html>"),
+        ("NotFound", 'admission webhook "keep.example" denied the request: not now'),
+    ],
+)
+async def test_only_the_api_server_says_that_an_object_is_gone(fake, api, reason, message):
+    read = Request(Verb.GET, JOBS, "ml", "digits")
+    assert await api.read(read) is None
+    fake.fault("GET", ".*/ddpjobs/digits", refusal(404, reason, message))
+    with pytest.raises(ApiError) as caught:
+        await api.read(read)
+    assert not is_gone(caught.value)
 
 
 async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, api):
@@ -150,7 +169,7 @@ async def test_a_webhook_that_asks_for_a_pause_does_not_stop_the_other_requests(
     ],
 )
 def test_each_refusal_has_its_reason(status, words, reason, final):
-    refused = refused_or_error(ApiError(status, "", words))
+    refused = refused_or_error(ApiError(status, "NotFound" if status == 404 else "", words))
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.final) == (reason, final)
     assert words in refused.message
@@ -169,7 +188,7 @@ def test_a_quota_on_an_unnamed_resource_gets_advice():
     assert "create the job again with spec.resources" in str(refused_or_error(error))
 
 
-@pytest.mark.parametrize("status", [401, 409, 429])
+@pytest.mark.parametrize("status", [401, 404, 409, 429])
 def test_other_errors_stay_errors(status):
     error = ApiError(status, "", "later")
     assert refused_or_error(error) is error

@@ -462,7 +462,8 @@ async def test_an_attempt_that_was_found_again_is_not_counted(fake, operator, op
 
 
 async def test_the_operator_ends_with_a_message_if_the_crd_is_missing(fake, options):
-    fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
+    unserved = refusal(404, message="404 page not found")
+    fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", unserved, times=float("inf"))
     with pytest.raises(CannotRun, match="Install the CRD"):
         await asyncio.to_thread(asyncio.run, operate(options))
 

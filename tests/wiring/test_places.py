@@ -258,3 +258,19 @@ async def test_a_job_that_ends_does_not_wait_for_kueue(caplog: Any) -> None:
     assert "cannot read its Workload" in caplog.text
     with pytest.raises(ApiError):
         await found.recover(a_job(TEAM))
+
+
+async def test_a_workload_is_kept_while_its_kind_is_not_served() -> None:
+    """An upgrade of Kueue may stop serving it for a moment. A running job must not stop then."""
+    job = a_job(TEAM)
+    cache = with_workload(job, "QuotaReserved", "Admitted")
+    (workload,) = cache.workloads_of(job.identity)
+
+    async def unserved(request: Any) -> dict[str, Any]:
+        raise ApiError(404, "", "404 page not found")
+
+    found = places(cache, ApiState.SERVED)
+    found.writer = cast(Any, SimpleNamespace(read=found.writer.read, write=unserved))
+    with pytest.raises(ApiError):
+        await found.take(job, PlaceStep(PlaceAction.READY, workload))
+    assert cache.workloads_of(job.identity) == (workload,)

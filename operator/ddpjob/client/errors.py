@@ -68,10 +68,7 @@ def explain(error: ApiError) -> ClientError:
     """Return the error of the client for an answer of the API server."""
     if error.status == 401:
         return NotConnected(NOT_LOGGED_IN)
-    # The API server does not serve the kind. A missing object has another message.
-    if error.status == 404 and "could not find the requested resource" in error.message:
-        return NotConnected(NO_CRD)
-    if error.status == 404 and error.message.startswith("404 page"):
+    if error.is_unserved:
         return NotConnected(NO_CRD)
     return Rejected(_without_prefix(error.message), error.status)
 

@@ -21,7 +21,7 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.merged_pod import NO_CONSTRAINTS, Constraints
 from ddpjob.core.render.pod_context import Settings
-from ddpjob.kube.errors import ApiError, is_admission
+from ddpjob.kube.errors import ApiError
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, Kind
 from ddpjob.kube.request import Request, Verb
 
@@ -138,7 +138,7 @@ class Creator:
         try:
             self.cache.pods.see(await self.writer.write(request))
         except ApiError as error:
-            if error.status != 404 or is_admission(error.message):
+            if not error.is_absent:
                 raise
             self.cache.pods.drop(assign.uid)
 

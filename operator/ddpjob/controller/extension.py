@@ -107,7 +107,7 @@ class Extension:
             await asyncio.gather(*watches)
         except ApiError as error:
             # The extension was removed.
-            if error.status != 404:
+            if not error.is_unserved:
                 raise
         finally:
             for one in watches:

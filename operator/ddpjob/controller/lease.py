@@ -138,7 +138,7 @@ class Lease:
         try:
             return await self._put(holder)
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status != 409 and not error.is_absent:
                 raise
         lease = await self._get()
         if lease is None or lease["spec"].get("holderIdentity") != self._identity:

@@ -57,7 +57,7 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
         return Refused(Reason.INVALID_POD, message, final=True)
     if error.status >= 500:
         return Refused(Reason.NO_ANSWER, message)
-    if error.status == 404:
+    if error.is_absent:
         return Refused(Reason.NAMESPACE_ENDING, message)
     if error.status != 403:
         return error

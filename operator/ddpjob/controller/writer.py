@@ -161,6 +161,6 @@ def _most_important(errors: list[BaseException]) -> BaseException:
 def is_gone(error: ApiError) -> bool:
     """Return True if the object is gone, or its name belongs to another object by now.
 
-    A webhook or a policy may refuse a request with the same codes. The object is not gone then.
+    A webhook or a policy may refuse a request with 409 too. The object is not gone then.
     """
-    return error.status in (404, 409) and not is_admission(error.message)
+    return error.is_absent or (error.status == 409 and not is_admission(error.message))

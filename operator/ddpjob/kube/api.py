@@ -22,7 +22,7 @@ from ddpjob import __version__
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable, is_admission
 from ddpjob.kube.kinds import Kind
-from ddpjob.kube.request import AnyRequest, Request, Verb
+from ddpjob.kube.request import AnyRequest, ReadDocument, Request, Verb
 
 # Objects in the first page of a LIST, and in any. A whole page is in memory at once, and parsed it
 # takes several times the size of its text. So the next pages get as many objects as fit into
@@ -137,14 +137,17 @@ class ApiClient:
     async def read(
         self, request: AnyRequest, timeout: float = CALL_TIMEOUT
     ) -> dict[str, Any] | None:
-        """Return the answer to a GET, or None if the object does not exist.
+        """Return the answer to a GET, or None if the object or the document does not exist.
 
-        Raises ApiError or Unreachable.
+        Raises ApiError or Unreachable. An object of a kind that is not served may well exist, so
+        the answer to its GET is an ApiError.
         """
         try:
             return await self.call(request, timeout)
         except ApiError as error:
-            if error.status == 404:
+            is_document = isinstance(request, ReadDocument)
+            is_missing = error.is_unserved if is_document else error.is_absent
+            if is_missing:
                 return None
             raise
 

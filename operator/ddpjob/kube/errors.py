@@ -10,6 +10,9 @@ NotConfigured      there is no cluster to send a request to
 # be down, so another try may succeed.
 ADMISSION_WORDS = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
 
+# How the message of a 404 begins if the API server does not serve the requested kind or API.
+UNSERVED = ("404 page not found", "the server could not find the requested resource")
+
 
 class CallFailed(Exception):
     """A request failed and can be retried."""
@@ -23,6 +26,21 @@ class ApiError(CallFailed):
         self.status = status
         self.reason = reason
         self.message = message
+
+    @property
+    def is_absent(self) -> bool:
+        """Return True if the API server has no such object.
+
+        A kind that is not served, a proxy and a webhook have answers with 404 too. They say nothing
+        about the object.
+        """
+        is_of_server = self.status == 404 and self.reason == "NotFound"
+        return is_of_server and not self.is_unserved and not is_admission(self.message)
+
+    @property
+    def is_unserved(self) -> bool:
+        """Return True if the API server does not serve the requested kind or API."""
+        return self.status == 404 and self.message.startswith(UNSERVED)
 
 
 class Unreachable(CallFailed):
