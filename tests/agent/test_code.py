@@ -59,13 +59,27 @@ def test_a_hostile_entry_is_refused_before_anything_is_written(tmp_path, target,
     assert list(target.iterdir()) == []
 
 
-def test_bytes_are_counted_while_they_are_written(tmp_path, target, monkeypatch):
+def test_an_enormous_archive_is_refused_before_anything_is_written(tmp_path, target, monkeypatch):
     monkeypatch.setattr(code, "MAX_BYTES", 100_000)
     # In an archive, a megabyte of zeros takes only a kilobyte.
     source = archive_of(tmp_path, [("bomb", bytes(2**20))], compression=ZIP_DEFLATED)
     with pytest.raises(ValueError, match="more than 100000 bytes when it is unpacked"):
         code.unpack(source, target)
-    assert (target / "bomb").stat().st_size <= 100_000
+    assert list(target.iterdir()) == []
+
+
+def test_an_entry_is_not_larger_than_it_says(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(code, "MAX_BYTES", 100_000)
+    source = archive_of(tmp_path, [("bomb", bytes(2**20))], compression=ZIP_DEFLATED)
+    path = source / code.ARCHIVE
+    # Its size is in its header and in the table at the end.
+    said, wrong = ((size).to_bytes(4, "little") for size in (2**20, 1000))
+    content = path.read_bytes()
+    assert content.count(said) == 2
+    path.write_bytes(content.replace(said, wrong))
+    with pytest.raises(ValueError, match="cannot be read"):
+        code.unpack(source, target)
+    assert (target / "bomb").stat().st_size <= 1000
 
 
 def test_too_many_entries_are_refused(tmp_path, target, monkeypatch):

@@ -5,13 +5,24 @@ import traceback
 
 import pytest
 
-from ddpjob.agent.exceptions import HEADER as TRACEBACK
 from ddpjob.agent.exceptions import LastException, first_line
 from ddpjob.agent.output import Stream
 from ddpjob.agent.report import Judge
 from ddpjob.core.agent_files import WORDS, agent_files
 
-from .test_reports import FOLLOWER, fail
+from .test_reports import FOLLOWER, TRACEBACK, fail
+
+# What Hydra 1.4 writes of mistakes in a configuration.
+ADVICE = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+WARNING = "/app/train.py:2: UserWarning: In 'config': no `_self_`.\n  warnings.warn(msg)\n"
+NOT_IN_STRUCT = WARNING + (
+    "Could not override 'x'.\nTo append to your config use +x=1\nKey 'x' is not in struct\n"
+    "    full_key: x\n    object_type=dict\n"
+)
+IN_CALL = WARNING + (
+    "Error executing job with overrides: ['mode=inst']\n"
+    "Error in call to target 'builtins.int':\nValueError(\"invalid literal\")\n"
+)
 
 # How scripts end by an exception, and its first line.
 EXCEPTIONS = {
@@ -43,7 +54,15 @@ EXCEPTIONS = {
         "ValueError: sample 40 is corrupt",
     ),
     "import": ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
-    "syntax": ("exec('def f(:')", "SyntaxError: invalid syntax"),
+    "syntax": ("exec('x = 1\\ndef f(:')", "SyntaxError: invalid syntax (<string>, line 2)"),
+    "syntax in a chain": (
+        "try:\n    open('/none')\nexcept OSError:\n    exec('  x = 1')",
+        "IndentationError: unexpected indent (<string>, line 1)",
+    ),
+    "a place in its text": (
+        "raise ValueError('bad template\\n  File \"a.html\", line 3\\nNotFound: x')",
+        "ValueError: bad template",
+    ),
     "os error": ("open('/none/x')", "FileNotFoundError: [Errno 2] No such file or directory:"),
 }
 
@@ -87,7 +106,15 @@ ENDS = {
         "import atexit; atexit.register(print, 'summary\\n' * 60)\nraise ValueError('bad')",
         "ValueError: bad",
     ),
-    "syntax error of the script": ("def f(:", "SyntaxError: invalid syntax"),
+    "syntax error of the script": ("def f(:", "SyntaxError: invalid syntax (script.py, line 3)"),
+    "configuration": (
+        f"print({NOT_IN_STRUCT!r} + {ADVICE!r}, file=sys.stderr); sys.exit(1)",
+        "Could not override 'x'.",
+    ),
+    "configuration of an object": (
+        f"print({IN_CALL!r} + {ADVICE!r}, file=sys.stderr); sys.exit(1)",
+        "Error in call to target 'builtins.int': ValueError(\"invalid literal\")",
+    ),
 }
 
 

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from ddpjob.agent import HEADER
-from ddpjob.agent.exceptions import HEADER as TRACEBACK
 from ddpjob.agent.message import as_message
 from ddpjob.agent.output import Output, Stream
 from ddpjob.agent.report import Judge
@@ -16,6 +15,7 @@ from ddpjob.core.agent_files import WORDS, agent_files
 
 from .kubelet import wait_until
 
+TRACEBACK = b"Traceback (most recent call last):"
 FOLLOWER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 )
@@ -502,6 +502,26 @@ def test_a_rank_that_raised_comes_before_the_error_of_a_torchrun_without_its_sto
     report = judge.judge(1, streams, record)
     assert (report["cause"], report["exception"]) == (cause, exception)
     assert report.get("rank") == (1 if cause == "Failure" else None)
+
+
+@pytest.mark.parametrize(
+    ("began", "rank", "time"),
+    [
+        # It ends after its peer has noticed it: a library uploads something at its end.
+        (99.0, 1, 99.0),
+        # It was caught long ago, and the rank has ended for another reason.
+        (60.0, 0, 100.0),
+    ],
+)
+def test_a_rank_has_failed_when_it_raised_its_last_exception(began, rank, time):
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    failures = [
+        {"rank": 0, "localRank": 0, "exitCode": 3, "exception": ""},
+        {"rank": 1, "localRank": 1, "exitCode": 1, "exception": ""},
+    ]
+    streams = [a_rank(0, b"lost the others\n", 0.0, 100.0), a_rank(1, RAISED, began, 103.0)]
+    report = judge.judge(1, streams, {"failures": failures})
+    assert (report["rank"], report["time"]) == (rank, time)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def run(arguments: list[str]) -> int:
             if arguments[0] == "-m":
                 # runpy warns of a module if it is imported already.
                 sys.modules.pop(arguments[1], None)
-            worker.run_program(["-u", *arguments])
+            worker.run_program(["-u", *arguments], lambda: None)
     except SystemExit as error:
         return exit_code(error)
     except KeyboardInterrupt:

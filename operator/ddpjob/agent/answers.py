@@ -10,10 +10,9 @@ from .output import Output
 from .suspicion import Heartbeat
 from .times import Times
 
-# Bytes of a state, the most ranks in it, and characters of torchrun's error.
-STATE = 4096
+# The most ranks in a state, and characters of torchrun's error. So it has less than 4096 bytes.
 RANKS = 64
-ERROR = 500
+ERROR = 400
 
 # A line about an error, in the output of torchrun.
 TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
@@ -60,7 +59,7 @@ def metrics(pod: Pod) -> str:
 
 
 def state(pod: Pod) -> str:
-    """Return the state of the attempt, as a JSON object of at most STATE bytes.
+    """Return the state of the attempt, as a JSON object.
 
     - `activity`: one of ACTIVITIES. `stopped`: the pod was told to end.
     - `ended`: pairs of a rank and its exit code (null if unknown), in the order of their ends.
@@ -84,11 +83,7 @@ def state(pod: Pod) -> str:
         "watched": pod.heartbeat.is_watched(),
         "error": trouble_in(launcher),
     }
-    text = json.dumps(found)
-    if len(text) > STATE:
-        found["error"] = ""
-        text = json.dumps(found)
-    return text
+    return json.dumps(found)
 
 
 def trouble_in(text: str) -> str:

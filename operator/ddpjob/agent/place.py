@@ -35,7 +35,6 @@ EMPTY_DIR = b"/kubernetes.io~empty-dir/"
 SYSV = "/proc/sysvipc"
 SHM = "shm"
 SEM = "sem"
-MSG = "msg"
 IPC_RMID = 0
 GETPID = 11
 
@@ -56,7 +55,7 @@ def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
         # pip installs modules here, and programs such as ninja.
         base = found.setdefault("PYTHONUSERBASE", f"{cache}/python")
         path = found.get("PATH") or os.defpath
-        found["PATH"] = os.pathsep.join([f"{base}/bin", path])
+        found["PATH"] = f"{base}/bin:{path}"
     return found
 
 
@@ -188,7 +187,7 @@ def is_own(folder: Path) -> bool:
 
 
 def remove_segments() -> None:
-    """Remove segments of shared memory, semaphores and queues of ended processes.
+    """Remove segments of shared memory and semaphores of ended processes.
 
     Those of other containers of the pod stay: their processes are not visible here, or run.
     """
@@ -205,9 +204,6 @@ def remove_segments() -> None:
             users.append(libc.semctl(number, index, GETPID))
         if has_ended(*users):
             libc.semctl(number, 0, IPC_RMID)
-    for row in rows_of(MSG):
-        if has_ended(row["lspid"], row["lrpid"]):
-            libc.msgctl(row["msqid"], IPC_RMID, None)
 
 
 def rows_of(kind: str) -> Iterator[dict[str, int]]:

@@ -29,9 +29,9 @@ EXCEPTION_CODE = 1
 ABORTED = -signal.SIGABRT
 INTERRUPTED = (-signal.SIGTERM, 143)
 
-# Seconds from the exception of a process to its end, at most: torch frees devices. A peer may see
-# the loss, and end, before that. torchrun then sends SIGTERM to the others. So many lines may
-# follow a stopped rank's exception.
+# Seconds from the exception of a process to its end, at most: torch frees devices. A peer may end
+# before that, and torchrun then sends SIGTERM to the others. So many lines may follow a stopped
+# rank's exception.
 ENDING_SECONDS = 10.0
 EXCEPTION_LINES = 25
 
@@ -88,7 +88,7 @@ class Judge:
         found = []
         for failure, rank in zip(failures, failed):
             last_words = self.last_words(rank, failure, first)
-            found.append((self.judge_rank(last_words, failure), rank, last_words))
+            found.append((self.judge_rank(rank, last_words, failure), rank, last_words))
         report, stream, _ = min(found, key=priority)
         # torchrun has found no failure of these.
         others = [rank for rank in streams if rank.worker and rank not in failed]
@@ -97,7 +97,7 @@ class Judge:
             report = ended_early(early[0], report)
         return with_lines(report, stream)
 
-    def judge_rank(self, last_words: LastWords, failure: Report) -> Report:
+    def judge_rank(self, rank: Stream, last_words: LastWords, failure: Report) -> Report:
         """Return the report on a failed rank."""
         exit_code = last_words.exit_code
         exception = last_words.text or failure["exception"] or signal_name(exit_code)
@@ -107,6 +107,7 @@ class Judge:
             "localRank": failure["localRank"],
             "exitCode": exit_code,
             "exception": exception[:EXCEPTION],
+            "time": failed_at(rank, last_words),
         }
 
     def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
@@ -137,10 +138,10 @@ class Judge:
         torchrun may have lost a peer because of that.
         """
         for stream in sorted(ranks, key=lambda rank: rank.exception.time):
-            last_words = self.exception_at_end(stream)
-            is_own = last_words.is_exception and self.cause(last_words) == "Failure"
-            if is_own and was_ending(stream, -signal.SIGTERM, stream):
-                return stream, last_words
+            found = self.exception_at_end(stream)
+            is_own = found and self.cause(found) == "Failure"
+            if found and is_own and was_ending(stream, -signal.SIGTERM, stream):
+                return stream, found
         return None
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
@@ -166,21 +167,17 @@ class Judge:
 
     def words_at_end(self, stream: Stream, exit_code: int) -> LastWords:
         """Return the last words of a process, if they can explain its end."""
-        if exit_code == EXCEPTION_CODE:
-            return self.exception_at_end(stream)
         text = stream.text()
         if exit_code == ABORTED:
-            found = self.last_match("abort", text)
-            exception = found[1].strip() if found else ""
             # What was logged before is not its end.
-            words = text[found.start() :] if found else text
-            return LastWords(exit_code, exception, words, is_exception=bool(found))
+            return self.last_match("abort", text, ABORTED) or LastWords(ABORTED, words=text)
         if exit_code < 0:
             return LastWords(exit_code)
+        found = self.exception_at_end(stream) if exit_code == EXCEPTION_CODE else None
         line = last_line(text)
-        return LastWords(exit_code, line, line)
+        return found or LastWords(exit_code, line, line)
 
-    def exception_at_end(self, stream: Stream) -> LastWords:
+    def exception_at_end(self, stream: Stream) -> LastWords | None:
         error = stream.exception
         is_late = stream.ended - error.time > EXIT_SECONDS
         if error.counts and error.text and not is_late:
@@ -188,12 +185,8 @@ class Judge:
         text = stream.text()
         # A traceback of another form, such as that of `rich`.
         end = "\n".join(text.splitlines()[-LINES:])
-        found = self.last_match("exception", end)
-        if found:
-            words = end[found.start() :]
-            return LastWords(EXCEPTION_CODE, found[1].strip(), words, is_exception=True)
-        line = last_line(text)
-        return LastWords(EXCEPTION_CODE, line, line)
+        found = self.last_match("end", text, EXCEPTION_CODE)
+        return found or self.last_match("exception", end, EXCEPTION_CODE)
 
     def cause(self, last_words: LastWords) -> str:
         """Return the cause according to the last words of a process, one of CAUSES."""
@@ -225,12 +218,15 @@ class Judge:
             exception += f"; {behind[-1]}"
         return {"cause": "Hang", "exception": exception, "lines": stack_lines(groups)}
 
-    def last_match(self, kind: str, text: str) -> re.Match[str] | None:
-        """Return the last match of the first pattern with a match."""
+    def last_match(self, kind: str, text: str, exit_code: int) -> LastWords | None:
+        """Return the last match of the first matching pattern."""
         for pattern in self.words.get(kind, []):
             matches = list(pattern.finditer(text))
             if matches:
-                return matches[-1]
+                found = matches[-1]
+                exception = " ".join(found[1].split())
+                words = text[found.start() :]
+                return LastWords(exit_code, exception, words, is_exception=True)
         return None
 
     def says(self, kind: str, text: str) -> bool:
@@ -247,14 +243,21 @@ def read_record(folder: Path) -> Report:
 
 
 def priority(found: tuple[Report, Stream, LastWords]) -> tuple[float, float]:
-    report, stream, last_words = found
+    report, _, last_words = found
     likelihood: float = CAUSES.index(report["cause"])
     if last_words.was_told and not likelihood:
         # It may have caught its exception before.
         likelihood = 0.5
     elif last_words.exit_code == EXCEPTION_CODE and not last_words.is_exception:
         likelihood = 0.25
-    return likelihood, stream.ended
+    return likelihood, report["time"]
+
+
+def failed_at(stream: Stream, last_words: LastWords) -> float:
+    """Return when a process failed: at the exception that ended it, or at its end."""
+    raised = stream.exception.time
+    is_soon = stream.ended - raised < ENDING_SECONDS
+    return raised if is_soon and last_words.is_exception else stream.ended
 
 
 def ended_early(stream: Stream, report: Report) -> Report:
@@ -300,8 +303,8 @@ def with_lines(report: Report, stream: Stream) -> Report:
         if line.strip():
             lines.append(line[:LINE_LENGTH])
     return {
-        **report,
         "time": stream.ended,
+        **report,
         "lines": lines[-LINES:],
     }
 

@@ -46,7 +46,7 @@ class Setup:
         path = env.get("PATH", os.defpath)
         variables = {
             **env,
-            "PATH": os.pathsep.join([os.path.dirname(python), path]),
+            "PATH": f"{os.path.dirname(python)}:{path}",
         }
         command = ["/bin/sh", "-ec", "--", str(self.options.setup)]
         self.process = start(command, variables, output)

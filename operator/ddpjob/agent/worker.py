@@ -257,7 +257,7 @@ def reseed() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def run_program(args: list[str], before: Callable[[], None] = lambda: None) -> None:
+def run_program(args: list[str], before: Callable[[], None]) -> None:
     """Run a script or a module as `__main__`, as Python does (`Modules/main.c`).
 
     `before` is called just before, with the search path of the program.

@@ -15,7 +15,14 @@ from hashlib import sha256
 from importlib.resources import files
 
 from ddpjob.core.observe.peer_loss import LOST, UNCLEAR, WAITED
-from ddpjob.core.observe.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, NATIVE, WHAT
+from ddpjob.core.observe.torchrun_log import (
+    BEHIND,
+    EXCEPTION_LINE,
+    HYDRA,
+    INTERPRETER,
+    NATIVE,
+    WHAT,
+)
 
 STARTER = "start.sh"
 WORDS = "words.json"
@@ -34,6 +41,7 @@ def agent_files() -> Mapping[str, str]:
         "unclear": [words.pattern for words in UNCLEAR],
         "behind": [BEHIND.pattern],
         # The first matching pattern gives the exception.
+        "end": [f"(?m){HYDRA.pattern}"],
         "exception": [f"(?m)^{EXCEPTION_LINE}", f"(?m){INTERPRETER.pattern}"],
         "abort": [f"(?m){WHAT.pattern}", f"(?m){NATIVE.pattern}"],
     }

@@ -57,6 +57,14 @@ SCRIPT_MISSING = re.compile(
     re.MULTILINE,
 )
 
+# The last output of Hydra after a mistake in a configuration. It ends with advice.
+HYDRA = re.compile(
+    r"^((?:Could |Cannot |Primary |In '|You must |Error (?!exec)|Ambiguous |Key |no viable "
+    r"|mismatch|extraneous |token ).*(?:(?<=:)\n.*)?)\n(?:.*\n){0,20}?\n"
+    r"Set the environment variable HYDRA_FULL_ERROR=.*\s*\Z",
+    re.MULTILINE,
+)
+
 # The text of an uncaught C++ exception. The process then ends with SIGABRT.
 WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
 
