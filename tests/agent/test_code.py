@@ -32,12 +32,14 @@ def target(tmp_path):
 def test_files_have_their_content_and_programs_can_be_run(tmp_path, target):
     program = an_entry("bin/run.sh", 0o100755)
     source = archive_of(
-        tmp_path, [("lib/x.bin", b"\xff\0"), (program, "#!/bin/sh"), ("empty/", "")]
+        tmp_path,
+        [("lib/x.bin", b"\xff\0"), (program, "#!/bin/sh"), (an_entry("empty/", 0o40777), "")],
     )
     code.unpack(source, target)
     assert (target / "lib/x.bin").read_bytes() == b"\xff\0"
     assert os.access(target / "bin/run.sh", os.X_OK)
-    assert (target / "empty").is_dir()
+    # A folder has the rights that any new one has.
+    assert (target / "empty").stat().st_mode == (tmp_path / "a").stat().st_mode
 
 
 HOSTILE = {

@@ -1,6 +1,7 @@
 """The sentence on the end of a script: its exception, or else its last words."""
 
 import json
+import time
 import traceback
 
 import pytest
@@ -54,11 +55,7 @@ EXCEPTIONS = {
         "ValueError: sample 40 is corrupt",
     ),
     "import": ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
-    "syntax": ("exec('x = 1\\ndef f(:')", "SyntaxError: invalid syntax (<string>, line 2)"),
-    "syntax in a chain": (
-        "try:\n    open('/none')\nexcept OSError:\n    exec('  x = 1')",
-        "IndentationError: unexpected indent (<string>, line 1)",
-    ),
+    "syntax": ("exec('def f(:')", "SyntaxError: invalid syntax"),
     "a place in its text": (
         "raise ValueError('bad template\\n  File \"a.html\", line 3\\nNotFound: x')",
         "ValueError: bad template",
@@ -106,8 +103,17 @@ ENDS = {
         "import atexit; atexit.register(print, 'summary\\n' * 60)\nraise ValueError('bad')",
         "ValueError: bad",
     ),
+    "syntax error of a module": (
+        "exec('x = 1\\n  y = 2')",
+        "IndentationError: unexpected indent (<string>, line 2)",
+    ),
     "syntax error of the script": ("def f(:", "SyntaxError: invalid syntax (script.py, line 3)"),
     "configuration": (
+        f"print({NOT_IN_STRUCT!r} + {ADVICE!r}, file=sys.stderr); sys.exit(1)",
+        "Could not override 'x'.",
+    ),
+    "configuration after a similar line": (
+        "print('Error rate target: 0.1\\nCould not load a cache', flush=True)\n"
         f"print({NOT_IN_STRUCT!r} + {ADVICE!r}, file=sys.stderr); sys.exit(1)",
         "Could not override 'x'.",
     ),
@@ -390,3 +396,26 @@ def test_a_fork_notes_the_exception_itself(zygote, end, exception):
     zygote.fork("script.py", rank=5)
     found = json.loads(note.read_text())["exception"] if note.exists() else None
     assert found == exception if exception is None else found.startswith(exception)
+
+
+def search_time_of(text):
+    """Return the CPU seconds of the search for the last words in an output."""
+    stream = Stream(0, 0)
+    stream.take(text.encode(), 1.0)
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    began = time.process_time()
+    judge.words_at_end(stream, 1)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Missing\n" * 20 + ADVICE.rstrip() + " " * 4000 + "\nx",
+        "Key 'x" + " " * 16000,
+        "Missing:\n" * 2000,
+    ],
+)
+def test_no_output_makes_the_search_for_its_last_words_slow(text):
+    ordinary = search_time_of("epoch 3, loss 0.31\n" * 1000)
+    assert search_time_of(text) < 50 * max(ordinary, 1e-3)

@@ -6,6 +6,8 @@ import select
 import socket
 import time
 
+import pytest
+
 from .kubelet import wait_until
 
 # The workers meet when the test lets them, and train until it ends them.
@@ -160,8 +162,10 @@ while os.environ["RANK"] == "5":
     }
 
 
-def test_the_state_has_the_last_trouble_of_torchrun_and_is_small(pod, port):
-    command = ["sh", "-c", "yes 'error: no such host é' | head -n 2000; exec sleep 600"]
+# As JSON, the last one has twelve bytes for each character.
+@pytest.mark.parametrize("trouble", ["error: no such host é", "error: " + "😀" * 400])
+def test_the_state_has_the_last_trouble_of_torchrun_and_is_small(pod, port, trouble):
+    command = ["sh", "-c", f"yes '{trouble}' | head -n 2000; exec sleep 600"]
     found = pod(command=command, port=port)
     found.assign(0)
     found.start()
@@ -169,7 +173,7 @@ def test_the_state_has_the_last_trouble_of_torchrun_and_is_small(pod, port):
     status, body = found.get("/state")
     assert status == 200
     assert len(body) <= 4096
-    assert json.loads(body)["error"] == "error: no such host é"
+    assert json.loads(body)["error"] == trouble[:250]
     assert json.loads(body)["ended"] == []
 
 

@@ -505,21 +505,23 @@ def test_a_rank_that_raised_comes_before_the_error_of_a_torchrun_without_its_sto
 
 
 @pytest.mark.parametrize(
-    ("began", "rank", "time"),
+    ("output", "began", "code", "rank", "time"),
     [
         # It ends after its peer has noticed it: a library uploads something at its end.
-        (99.0, 1, 99.0),
-        # It was caught long ago, and the rank has ended for another reason.
-        (60.0, 0, 100.0),
+        (RAISED, 99.0, 1, 1, 99.0),
+        # It was caught, and the rank has ended for another reason.
+        (RAISED, 60.0, 1, 0, 100.0),
+        (RAISED + b"again\n" * 40, 99.0, 1, 0, 100.0),
+        (RAISED + b'{"step": 5}\n  what():  no memory\n', 99.0, -6, 0, 100.0),
     ],
 )
-def test_a_rank_has_failed_when_it_raised_its_last_exception(began, rank, time):
+def test_a_rank_has_failed_when_it_raised_its_last_exception(output, began, code, rank, time):
     judge = Judge(agent_files()[WORDS].encode(), 30.0)
     failures = [
         {"rank": 0, "localRank": 0, "exitCode": 3, "exception": ""},
-        {"rank": 1, "localRank": 1, "exitCode": 1, "exception": ""},
+        {"rank": 1, "localRank": 1, "exitCode": code, "exception": ""},
     ]
-    streams = [a_rank(0, b"lost the others\n", 0.0, 100.0), a_rank(1, RAISED, began, 103.0)]
+    streams = [a_rank(0, b"lost the others\n", 0.0, 100.0), a_rank(1, output, began, 103.0)]
     report = judge.judge(1, streams, {"failures": failures})
     assert (report["rank"], report["time"]) == (rank, time)
 

@@ -8,6 +8,7 @@ from aiohttp import web
 from fake_api import refusal
 from gang import a_job
 
+from ddpjob.client import AsyncClient, Rejected
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import is_gone
@@ -42,6 +43,18 @@ async def test_only_the_api_server_says_that_an_object_is_gone(fake, api, reason
     with pytest.raises(ApiError) as caught:
         await api.read(read)
     assert not is_gone(caught.value)
+
+
+async def test_a_job_that_a_webhook_keeps_is_not_deleted(fake, kubeconfig):
+    fake.create("ddpjobs", a_job())
+    async with await AsyncClient.connect(kubeconfig=kubeconfig, namespace="ml") as user:
+        denied = refusal(404, "NotFound", 'admission webhook "keep.example" denied the request')
+        fake.fault("DELETE", ".*/ddpjobs/digits", denied)
+        with pytest.raises(Rejected, match="denied the request"):
+            await user.delete("digits", wait=False)
+        gone = refusal(404, "NotFound", 'ddpjobs.ddpjob.dev "digits" not found')
+        fake.fault("DELETE", ".*/ddpjobs/digits", gone)
+        await user.delete("digits", wait=False)
 
 
 async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, api):

@@ -268,6 +268,17 @@ async def test_pods_go_on_without_a_group_that_is_gone() -> None:
     assert cache.pod_groups["Kubernetes"].objects == {}
 
 
+async def test_pods_go_on_without_a_group_of_a_kind_that_is_not_served() -> None:
+    cache = with_group(a_group("digits-0", count=2))
+    see_pod(cache, 0, "digits-0")
+    server = Server()
+    server.error = ApiError(404, "", "404 page not found")
+    groups = pod_groups(server, cache, **NATIVE)
+    assert await groups.group_for(a_job()) == FIRST
+    # It is there again when its kind is.
+    assert cache.pod_groups["Kubernetes"].objects
+
+
 async def test_a_write_without_an_answer_is_a_reason() -> None:
     server = Server()
     server.error = Unreachable("no answer")

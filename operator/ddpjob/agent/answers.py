@@ -10,9 +10,9 @@ from .output import Output
 from .suspicion import Heartbeat
 from .times import Times
 
-# The most ranks in a state, and characters of torchrun's error. So it has less than 4096 bytes.
-RANKS = 64
-ERROR = 400
+# The most ranks in a state, and characters of torchrun's error: less than 4 KB in all.
+RANKS = 48
+ERROR = 250
 
 # A line about an error, in the output of torchrun.
 TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
@@ -50,7 +50,7 @@ def metrics(pod: Pod) -> str:
     }
     age = pod.heartbeat.age()
     if age is not None:
-        numbers["heartbeat_age_seconds"] = round(age, 3)
+        numbers["heartbeat_age_seconds"] = age
     for activity, seconds in pod.times.seconds.items():
         name = f'seconds_total{{activity="{activity}"}}'
         numbers[name] = round(seconds, 3)
@@ -71,7 +71,6 @@ def state(pod: Pod) -> str:
     output = pod.output
     streams = output.streams
     launcher = streams[-1].text() if streams else ""
-    age = pod.heartbeat.age()
     found: dict[str, Any] = {
         "attempt": pod.attempt,
         "activity": pod.activity(),
@@ -79,7 +78,7 @@ def state(pod: Pod) -> str:
         "ended": output.ended_ranks()[:RANKS],
         "steps": output.steps.get(pod.attempt),
         "checkpoint": output.checkpoint,
-        "heartbeat": None if age is None else round(age, 1),
+        "heartbeat": pod.heartbeat.age(),
         "watched": pod.heartbeat.is_watched(),
         "error": trouble_in(launcher),
     }

@@ -1,7 +1,7 @@
 """Unpack the code of a job into the working directory of an attempt.
 
-A ConfigMap has either the archive `code.zip`, or files. An archive comes from a user's manifest, so
-it may be hostile or enormous. Then it is refused before anything is written.
+A ConfigMap has either the archive `code.zip`, or files. A hostile or enormous archive is refused
+before anything is written.
 """
 
 import os
@@ -37,7 +37,8 @@ def unpack_archive(path: Path, target: Path) -> None:
             check(entries)
             for entry in entries:
                 written = archive.extract(entry, target)
-                if entry.external_attr >> 16 & stat.S_IXUSR:
+                is_program = entry.external_attr >> 16 & stat.S_IXUSR
+                if is_program and not entry.is_dir():
                     os.chmod(written, 0o755)
     # An encrypted entry, or one packed in an unknown way, is a RuntimeError.
     except (BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -45,7 +46,7 @@ def unpack_archive(path: Path, target: Path) -> None:
 
 
 def check(entries: list[ZipInfo]) -> None:
-    """Raise ValueError for too many entries or bytes, or for an entry outside of the target.
+    """Raise ValueError for an archive that is too large, or has links or files elsewhere.
 
     `zipfile` writes no more bytes than an entry names.
     """
@@ -54,15 +55,11 @@ def check(entries: list[ZipInfo]) -> None:
     if sum(entry.file_size for entry in entries) > MAX_BYTES:
         raise ValueError(f"{ARCHIVE} has more than {MAX_BYTES} bytes when it is unpacked")
     for entry in entries:
-        check_entry(entry)
-
-
-def check_entry(entry: ZipInfo) -> None:
-    """Raise ValueError unless an entry is a file or a folder below the target."""
-    path = PurePosixPath(entry.filename)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{ARCHIVE} has the path {entry.filename!r}, outside of its folder")
-    kind = stat.S_IFMT(entry.external_attr >> 16)
-    # An archive from another system may have no kind.
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise ValueError(f"{ARCHIVE} has {entry.filename!r}, which is neither a file nor a folder")
+        name = entry.filename
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ValueError(f"{ARCHIVE} has the path {name!r}, outside of its folder")
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        # An archive from another system may have no kind.
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise ValueError(f"{ARCHIVE} has {name!r}, which is neither a file nor a folder")

@@ -1,14 +1,13 @@
 """Find the last exception, of any class and length, in the output of a process."""
 
-import os
 import re
 import traceback
 from contextlib import suppress
 
 from . import EXCEPTION
 
-# A part of a traceback has one of these.
-SIGNS = re.compile(b'Traceback \\(most|  File "')
+# The beginning of a traceback. That of an exception group ends so, too.
+HEADER = b"Traceback (most recent call last):"
 
 # torch's mark before each line, the first line of a traceback, and the left side of its lines.
 RANK = re.compile(r"\[rank\d+\]: ?")
@@ -17,8 +16,6 @@ BEGIN = re.compile(r"(?:  \+ Exception Group |(?!\s*[|+]).*)?Traceback \(most re
 # One of the next lines. If all have the prefix of a log, the process has caught the exception.
 FRAME = re.compile(r"(?:  |> )File ")
 NEXT = 4
-# The place of a SyntaxError. That of the program itself has no header.
-PLACE = re.compile(r'  File "(.+)", (line \d+)$')
 # The margin of a group's own lines.
 MARGIN = re.compile(r"^  \| ")
 
@@ -62,7 +59,6 @@ class LastException:
 
     def _begin(self, now: float) -> None:
         self.text = ""
-        self.place = ""
         # An exception in a handler often hides the words of a lost peer.
         self.words = self._chain
         self.time = now
@@ -71,7 +67,7 @@ class LastException:
 
     def take(self, lines: bytes, now: float) -> None:
         """Look at complete lines, written before `now`, a Unix time."""
-        if not (SIGNS.search(lines) or self.counts or self._left > 0):
+        if HEADER not in lines and not self.counts and self._left <= 0:
             end = lines[-LINE:].decode(errors="replace")
             _, _, last = end.rstrip("\n").rpartition("\n")
             self._before = without_rank(last)
@@ -95,10 +91,6 @@ class LastException:
         if self._left >= 0 and FRAME.match(line):
             self._begin(now)
             self._left = 0
-        place = PLACE.match(line)
-        if place and not self.text:
-            self._begin(now)
-            self.place = f" ({os.path.basename(place[1])}, {place[2]})"
         elif self.text:
             self._follow(line)
         else:
@@ -108,7 +100,7 @@ class LastException:
         if NO_ERROR.match(line):
             self.time = 0.0
         elif FIRST_LINE.match(line):
-            self.text = f"{line[:EXCEPTION].strip()}{self.place}"
+            self.text = line[:EXCEPTION].strip()
             self.words = f"{self.words}\n{line}".lstrip()
 
     def _follow(self, line: str) -> None:

@@ -187,7 +187,7 @@ def is_own(folder: Path) -> bool:
 
 
 def remove_segments() -> None:
-    """Remove segments of shared memory and semaphores of ended processes.
+    """Remove shared memory and semaphores of ended processes.
 
     Those of other containers of the pod stay: their processes are not visible here, or run.
     """

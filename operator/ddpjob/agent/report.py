@@ -24,6 +24,10 @@ BOX = " \t│┃╭╮╰╯─━┏┓┗┛"
 # Characters of a line of output in a report.
 LINE_LENGTH = 160
 
+# A SyntaxError, and its place in the output.
+SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+PLACE = re.compile(r'  File ".*?([^/"]+)", (line \d+)\n')
+
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
 EXCEPTION_CODE = 1
 ABORTED = -signal.SIGABRT
@@ -101,6 +105,9 @@ class Judge:
         """Return the report on a failed rank."""
         exit_code = last_words.exit_code
         exception = last_words.text or failure["exception"] or signal_name(exit_code)
+        places = PLACE.findall(rank.text())
+        if places and exception.startswith(SYNTAX):
+            exception += " ({}, {})".format(*places[-1])
         return {
             "cause": self.cause(last_words),
             "rank": failure["rank"],
@@ -255,9 +262,11 @@ def priority(found: tuple[Report, Stream, LastWords]) -> tuple[float, float]:
 
 def failed_at(stream: Stream, last_words: LastWords) -> float:
     """Return when a process failed: at the exception that ended it, or at its end."""
-    raised = stream.exception.time
-    is_soon = stream.ended - raised < ENDING_SECONDS
-    return raised if is_soon and last_words.is_exception else stream.ended
+    error = stream.exception
+    is_cause = last_words.text == error.text
+    if is_cause and was_ending(stream, last_words.exit_code, stream):
+        return error.time
+    return stream.ended
 
 
 def ended_early(stream: Stream, report: Report) -> Report:

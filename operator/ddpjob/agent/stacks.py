@@ -37,8 +37,8 @@ def stack_lines(groups: dict[tuple[str, ...], list[int]]) -> list[str]:
     """
     lines = []
     each = max(1, LINES // max(1, len(groups)))
-    for stack, ranks in sorted(groups.items(), key=lambda group: len(group[1])):
-        whose = name_ranks(ranks)
+    for stack in sorted(groups, key=lambda stack: len(groups[stack])):
+        whose = name_ranks(groups[stack])
         for frame in choose(list(stack), each):
             lines.append(f"{whose}: {frame.strip()}"[:FRAME_LENGTH])
     return lines[:LINES]

@@ -49,7 +49,8 @@ class Heartbeat(NamedTuple):
         beat = self.last()
         if not beat:
             return None
-        return max(0.0, time.time() - max(beat, self.times.thawed))
+        since = max(beat, self.times.thawed)
+        return round(max(0.0, time.time() - since), 3)
 
     def is_watched(self) -> bool:
         """Return True if a stop of the heartbeats would be noticed."""

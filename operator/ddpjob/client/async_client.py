@@ -16,7 +16,7 @@ from ddpjob.core.api.names import Phase
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient
-from ddpjob.kube.errors import NotConfigured
+from ddpjob.kube.errors import ApiError, NotConfigured
 from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, Kind
 from ddpjob.kube.kubeconfig import user_configuration
 from ddpjob.kube.request import Request, Verb
@@ -262,12 +262,12 @@ class AsyncClient(JobReader):
             job.name,
             body=options,
         )
-        try:
-            with client_errors():
+        with client_errors():
+            try:
                 await self.api.call(request)
-        except Rejected as error:
-            if error.status != 404:
-                raise
+            except ApiError as error:
+                if not error.is_absent:
+                    raise
 
     async def _wait_until_gone(self, job: DDPJob) -> None:
         def is_gone(jobs: Jobs) -> bool:

@@ -124,10 +124,11 @@ class PodGroups:
             try:
                 store.see(await self.writer.write(Request(Verb.MERGE, *place, body=body)))
             except ApiError as error:
-                if not is_gone(error):
-                    raise
                 # Its pods go on without it.
-                store.drop(group.uid)
+                if is_gone(error):
+                    store.drop(group.uid)
+                elif not error.is_unserved:
+                    raise
 
     async def _backend(self, job: Job, has_place: bool) -> Backend | None:
         """Return the kind of the group for a job, or None. Raises Refused."""
