@@ -258,25 +258,22 @@ async def test_a_pod_that_joins_pods_of_a_group_of_the_users_is_left_alone() -> 
     assert await pod_groups(Server(), cache, **NATIVE).group_for(a_job()) is None
 
 
-async def test_pods_go_on_without_a_group_that_is_gone() -> None:
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [
+        (ApiError(404, "NotFound", "not found"), False),
+        # The group is there again when its kind is.
+        (ApiError(404, "", "404 page not found"), True),
+    ],
+)
+async def test_pods_go_on_without_a_group_that_is_gone(error: ApiError, is_kept: bool) -> None:
     cache = with_group(a_group("digits-0", count=2))
     see_pod(cache, 0, "digits-0")
     server = Server()
-    server.error = ApiError(404, "NotFound", "not found")
+    server.error = error
     groups = pod_groups(server, cache, **NATIVE)
     assert await groups.group_for(a_job()) == FIRST
-    assert cache.pod_groups["Kubernetes"].objects == {}
-
-
-async def test_pods_go_on_without_a_group_of_a_kind_that_is_not_served() -> None:
-    cache = with_group(a_group("digits-0", count=2))
-    see_pod(cache, 0, "digits-0")
-    server = Server()
-    server.error = ApiError(404, "", "404 page not found")
-    groups = pod_groups(server, cache, **NATIVE)
-    assert await groups.group_for(a_job()) == FIRST
-    # It is there again when its kind is.
-    assert cache.pod_groups["Kubernetes"].objects
+    assert bool(cache.pod_groups["Kubernetes"].objects) is is_kept
 
 
 async def test_a_write_without_an_answer_is_a_reason() -> None:
