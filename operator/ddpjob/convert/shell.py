@@ -34,10 +34,11 @@ VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=](
 # ${NAME:-"default"}
 QUOTED_DEFAULT = re.compile(rf"({BEFORE_DEFAULT})\"({IN_DEFAULT})\"\}}")
 
+# ${NAME:-'default'}. Within double quotes, the single quotes are a part of the default.
+LITERAL_DEFAULT = re.compile(rf"({BEFORE_DEFAULT})'([^'{{}}]*)'\}}")
+
 # The other expansions of a shell: an argument, the number of its process, a part of a value.
-ONLY_A_SHELL = re.compile(
-    r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])(?:[^{}]|\{[^{}]*\})*\}|\$[0-9@*#?!$-]|\$'"
-)
+ONLY_A_SHELL = re.compile(r"\$\{(?:[^{}\w]|\d|\w+[^{}\w])(?:[^{}]|\{[^{}]*\})*\}|\$[0-9@*#?!$-]")
 
 # An expansion with a space in it, such as `${NAME:+--flag $NAME}`.
 WITH_SPACES = re.compile(r"\$\{\w+[^{}\w](?:[^{}]|\{[^{}]*\})*\}")
@@ -136,17 +137,21 @@ def split_words(text: str) -> list[str]:
     text = mark(text)
     spans: list[str] = []
     marked = ""
+    quote = ""
     index = 0
     while index < len(text):
         expansion = WITH_SPACES.match(text, index)
         end = expansion.end() if expansion else substitution_end(text, index)
         if end > index:
-            spans.append(text[index:end])
+            span = text[index:end]
+            spans.append(span if quote else LITERAL_DEFAULT.sub(r"\1\2}", span))
             marked += MARK
-            index = end
         else:
-            marked += text[index]
-            index += 1
+            is_escape = text[index] == "\\" and quote != "'"
+            end = index + 1 + is_escape
+            quote = quote if is_escape else next_quote(quote, text[index])
+            marked += text[index:end]
+        index = end
     try:
         words = shlex.split(marked)
     except ValueError:
