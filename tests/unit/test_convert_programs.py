@@ -210,6 +210,53 @@ def test_options_of_a_container_also_come_before_exec():
     assert '["-q", "-c s.conf", "-c"]' in comments
 
 
+@pytest.mark.parametrize(
+    ("image", "taken"),
+    [
+        ("docker://pytorch/pytorch:2.9", "pytorch/pytorch:2.9"),
+        ("oras://ghcr.io/org/img:1", None),
+        ("$SIF", None),
+        ("sandbox/pytorch", None),
+        ("a.sif", None),
+    ],
+)
+def test_an_image_of_a_container_is_one_of_a_registry(image, taken):
+    script = a_script(f"srun singularity exec --nv {image} torchrun a.py")
+    if taken:
+        assert convert(script).document["spec"]["image"] == taken
+        return
+    with pytest.raises(SpecError, match="give --image IMAGE"):
+        convert(script)
+    assert "it is no image of a registry" in convert(script, image="i").comments()
+
+
+@pytest.mark.parametrize(
+    "image", ["docker://$oauthtoken@nvcr.io#nvidia/pytorch:24.01", "nvcr.io#nvidia/pytorch:24.01"]
+)
+def test_the_image_of_enroot_has_no_user(image):
+    script = a_script(f"srun --container-image='{image}' torchrun a.py")
+    assert convert(script).document["spec"]["image"] == "nvcr.io/nvidia/pytorch:24.01"
+
+
+def test_gpus_of_amd_are_named():
+    _, comments = converted_script("srun singularity exec --rocm docker://r:1 python a.py")
+    assert "amd.com/gpu in resources" in comments
+
+
+@pytest.mark.parametrize("path", ["$(which torchrun)", "`command -v torchrun`", "/opt/torchrun"])
+def test_torchrun_may_be_a_script_of_python(path):
+    spec, _ = converted_script(f"srun python -u {path} --nproc_per_node 8 a.py --x 1")
+    assert (spec["args"], spec["nprocPerNode"]) == (["a.py", "--x", "1"], 8)
+
+
+def test_a_job_without_requeueing_has_the_restarts_of_torchrun():
+    lines = ("#SBATCH --no-requeue", "srun torchrun --max_restarts 3 a.py")
+    spec, _ = converted_script(*lines)
+    assert spec["failurePolicy"] == {"maxRestarts": 3, "maxDisruptions": 0}
+    spec, _ = converted_script(lines[0], "srun torchrun a.py")
+    assert spec["failurePolicy"] == {"maxRestarts": 0, "maxDisruptions": 0}
+
+
 # Prefixes
 
 

@@ -496,6 +496,26 @@ def test_a_here_document_with_a_quoted_delimiter_has_no_variables():
     assert spec["args"] == ["a.py", "--n", "x y"]
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        "cat > a.sh <<EOF && chmod +x a.sh\nexport FOO=1\nEOF",
+        "cat <<'EOF' > a.sh ; chmod +x a.sh\nexport FOO=1\nEOF",
+        "cat > a.sh <<\\EOF\nexport FOO=1\nEOF",
+        "case $A in\n  1) if true; then pip install x; fi ;;\n  *) pip install y ;;\nesac",
+        "case $A in 1) if true; then export FOO=1; fi ;; esac",
+        "case $A in\n  (a|b) pip install x ;;\n  c | d)\n    pip install y\n    ;;\nesac",
+    ],
+)
+def test_a_block_is_kept_whole(block):
+    spec, _ = converted("bash", "-c", f"{block}\npip install z\ntorchrun a.py")
+    assert f"{block}\npip install z" in spec["setup"]
+    assert "env" not in spec
+    spec, comments = converted_script(*block.splitlines(), "export B=2", "srun torchrun a.py")
+    assert spec["env"] == [{"name": "B", "value": "2"}]
+    assert comments.count("dropped: ") == 1
+
+
 def test_a_command_follows_a_here_document():
     lines = ("X=$(cat <<EOF", "a", "EOF", ") srun torchrun a.py", "nvidia-smi")
     spec, comments = converted_script(*lines)

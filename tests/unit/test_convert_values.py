@@ -264,6 +264,46 @@ def test_quotes_keep_the_words_of_an_array_and_of_a_default_together(word, args)
     assert found == ["a.py", *args]
 
 
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("'lr=$(A)'", ["lr=5"]),
+        ('"$(A)" $(A)', ["5", "5"]),
+        # The text itself. No variable of the pods has the first name.
+        ("'$(B)'", ["$$(B)"]),
+        ("'$$(A)'", ["$$(A)"]),
+    ],
+)
+def test_a_reference_of_kubernetes_is_expanded_before_the_shell(text, args):
+    env = [{"name": "A", "value": "5"}]
+    spec, _ = converted("bash", "-c", f"pip install x==$(A)\ntorchrun a.py {text}", env=env)
+    assert spec["setup"] == "pip install x==5"
+    assert spec["args"] == ["a.py", *args]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["((N=N*8))", "((N++))", "let N*=4", 'read N <<< "7"', 'printf -v N "%03d" 5', "((++N, N*=2))"],
+)
+def test_a_value_that_a_calculation_changes_is_not_known(line):
+    spec, comments = converted_script("N=1", line, "srun torchrun a.py --n $N")
+    assert spec["args"] == ["a.py", "--n", "$N"]
+    assert 'N in args: a block may change it; before, it is "1"' in comments
+
+
+def test_an_element_that_is_set_changes_its_array():
+    lines = ("A=(--lr 1)", "A[1]=5", 'srun torchrun a.py "${A[@]}"')
+    _, comments = converted_script(*lines)
+    assert "line 3 A: the block may change it; the training has the elements before" in comments
+
+
+@pytest.mark.parametrize("quoted", ["$(grep -c ')' hosts)", "$(cut -d '(' -f 1 hosts)"])
+def test_a_parenthesis_in_quotes_ends_no_substitution(quoted):
+    lines = (f"N={quoted}", "export A=1", "# 1) train", "srun torchrun a.py")
+    spec, _ = converted_script(*lines)
+    assert spec["env"] == [{"name": "A", "value": "1"}]
+
+
 @pytest.mark.parametrize("word", ["$CMD", "$ONE", '"$CMD"', "'torchrun a.py --b \"1 2\"'"])
 def test_the_text_of_eval_is_the_training(word):
     lines = ("CMD='torchrun a.py --b \"1 2\"'", "ONE=\"torchrun a.py --b '1 2'\"", f"eval {word}")

@@ -6,7 +6,7 @@ import shlex
 from ddpjob.convert.marks import QUOTED
 
 HERE_DOCUMENT = re.compile(
-    r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3\s*?$", re.DOTALL | re.MULTILINE
+    r"(<<-?\s*\\?(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3\s*?$", re.DOTALL | re.MULTILINE
 )
 
 # Expansions, also in double quotes: an array, a replacement, a part of a value.

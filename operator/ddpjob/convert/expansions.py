@@ -1,10 +1,13 @@
 """Find the expansions in the text of a shell: their ends, and their defaults."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 # The beginning of `${NAME:-default}`, `${NAME-default}`, and both with `=`.
 WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]")
+
+# `$(NAME)` of Kubernetes, and `$$(NAME)` for this text itself.
+OF_KUBERNETES = re.compile(r"\$(\$?)(\(([A-Za-z_][\w.-]*)\))")
 
 
 def substitution_end(text: str, start: int) -> int:
@@ -14,12 +17,27 @@ def substitution_end(text: str, start: int) -> int:
         return end + 1 if end > 0 else start
     if not text.startswith(("$(", "<(", ">("), start):
         return start
+    # An apostrophe in a here-document or in a comment opens no quote.
+    return _closing(text, start, has_quotes=True) or _closing(text, start) or start
+
+
+def _closing(text: str, start: int, *, has_quotes: bool = False) -> int:
+    """Return the end of the parentheses that open after `start`, or 0 without one."""
     depth = 0
-    for index in range(start + 1, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
+    quote = ""
+    index = start + 1
+    while index < len(text):
+        character = text[index]
+        if character == "\\" and quote != "'":
+            index += 1
+        elif has_quotes and (quote or character in "'\""):
+            quote = next_quote(quote, character)
+        else:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+        index += 1
         if depth == 0:
-            return index + 1
-    return start
+            return index
+    return 0
 
 
 def parameter_end(text: str, start: int, *, in_quotes: bool) -> int:
@@ -58,6 +76,18 @@ def next_quote(quote: str, character: str) -> str:
     if quote:
         return "" if character == quote else quote
     return character if character in "'\"" else ""
+
+
+def as_started(text: str, values: Mapping[str, str]) -> str:
+    """Return a text of a container's command as its program gets it: the kubelet expands it.
+
+    `values` are the known variables of the pods. The kubelet leaves an unknown name as it is.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        return f"${found[2]}" if found[1] else values.get(found[3], found[0])
+
+    return OF_KUBERNETES.sub(value, text)
 
 
 def without_defaults(text: str, is_set: Callable[[str], bool]) -> str:

@@ -8,7 +8,7 @@ import re
 # The first line of a here-document up to its delimiter, its text, and a `)` after it. A document
 # within another one is part of its text.
 DOCUMENT = re.compile(
-    r"^(?![ \t]*\#)(?P<before>[^\n]*?)(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
+    r"^(?![ \t]*\#)(?P<before>[^\n]*?)(?<!<)<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
     r"(?P<rest>[^\n]*)\n(?P<text>.*?\n|)[ \t]*(?P=end)[ \t]*(?=\n|$)(?P<close>(?:\n[ \t]*\)\"?)?)",
     re.DOTALL | re.MULTILINE,
 )
@@ -28,6 +28,12 @@ FUNCTION_OF_SDK = re.compile(
     re.DOTALL,
 )
 
+# The path of a launcher, as a shell finds it.
+PATH_OF_LAUNCHER = re.compile(
+    r"\$\((?:which|command -v) +(torchrun|accelerate|deepspeed)\)"
+    r"|`(?:which|command -v) +(torchrun|accelerate|deepspeed)`"
+)
+
 # In a document and in double quotes, a backslash has a meaning before other characters. Within an
 # expansion, a quote has the same meaning in both.
 QUOTE = re.compile(r'(\\[\\$`\n])|(\\?)"')
@@ -35,7 +41,11 @@ QUOTE_IN_EXPANSION = re.compile(r'\$\([^)]*"|`[^`]*"|\$\{[^}]*"')
 
 
 def rewrite(text: str) -> str:
-    """Return a script with here-documents for variables as assignments, and as files of cat."""
+    """Return a script with here-documents for variables as assignments, and as files of cat.
+
+    A launcher has its name in place of a command that finds its path.
+    """
+    text = PATH_OF_LAUNCHER.sub(r"\1\2", text)
     text = FUNCTION_OF_SDK.sub(r"cat > \4 << \2\n\3\n\2\n", text)
     return DOCUMENT.sub(_rewritten, text)
 
@@ -51,7 +61,7 @@ def _rewritten(document: re.Match[str]) -> str:
         found, tail = cat, ""
     else:
         return document[0]
-    if document["quote"]:
+    if document["quote"] or "<<\\" in document[0].replace(" ", ""):
         quoted = "'" + value.replace("'", "'\\''") + "'"
     elif QUOTE_IN_EXPANSION.search(value):
         return document[0]

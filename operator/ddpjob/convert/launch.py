@@ -34,6 +34,8 @@ BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 NO_LOCAL_RANK = 'read os.environ["LOCAL_RANK"] in the script: torchrun sets it'
 
 # Of a task with a GPU of its own.
+NO_REGISTRY_IMAGE = "it is no image of a registry"
+GPUS_OF_AMD = "GPUs of AMD are amd.com/gpu in resources, not nvidia.com/gpu"
 OWN_GPU = (
     "a task had only its own GPU, as cuda:0; in a pod each process has all of them",
     "choose the one of LOCAL_RANK in the script",
@@ -53,6 +55,9 @@ LAUNCH = re.compile(
     rf"(.*/)?(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|horovodrun|{launcher.PYTHON})"
 )
 SCRIPT = re.compile(r".*\.py")
+
+# A launcher as a script of python, such as `python $(which torchrun)`.
+SCRIPT_OF_LAUNCHER = re.compile(r"(.*/)?(torchrun|accelerate|deepspeed)")
 
 
 @dataclass
@@ -365,6 +370,9 @@ def _python(launch: Launch, words: list[str]) -> None:
                 "torch.distributed.launch gave each process the argument --local-rank",
                 NO_LOCAL_RANK,
             )
+        return
+    if rest and SCRIPT_OF_LAUNCHER.fullmatch(rest[0]):
+        read_command(launch, rest)
         return
     if module in MODULES_OF_LAUNCHERS:
         read_command(launch, [module.partition(".")[0], *rest[2:]])

@@ -10,7 +10,9 @@ from math import ceil
 
 from ddpjob.convert.draft import Conversion, Draft
 from ddpjob.convert.launch import (
+    GPUS_OF_AMD,
     LAUNCH,
+    NO_REGISTRY_IMAGE,
     OF_EVERY_SHELL,
     OWN_GPU,
     Launch,
@@ -195,6 +197,8 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
                 value = rest.pop(0)
             if name in ("--nv", "--rocm"):
                 request.uses_gpus = True
+                if name == "--rocm":
+                    launch.draft.note(f"{launch.path}: {name}", GPUS_OF_AMD, "spec.resources")
             elif name == "--image":
                 take_image(request, launch.resolve(value), f"{launch.path}: {name}")
             elif name == "--env":
@@ -213,7 +217,7 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
         del rest[:1]  # exec or run
         dropped += options_of_container(launch, rest, CONTAINER_WITH_VALUE)
         image = rest.pop(0) if rest else ""
-        take_image(request, launch.resolve(image), f"{launch.path}: {words[0]}")
+        _take_image_or_file(request, launch.resolve(image), f"{launch.path}: {words[0]}")
         if dropped:
             launch.draft.drop(f"{launch.path}: options of {words[0]}", dropped, SHARED, "volumes")
         read_command(launch, rest)
@@ -227,6 +231,14 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
 
     programs = (("srun", srun), (CONTAINERS, container), (SHIFTER, shifter))
     return (*programs, *SHELL_PROGRAMS)
+
+
+def _take_image_or_file(request: Request, source: str, path: str) -> None:
+    """Take the image of singularity. Without a scheme such as `docker:`, it is a file or folder."""
+    if ":" in source:
+        take_image(request, source, path)
+    else:
+        request.draft.drop(path, source, NO_REGISTRY_IMAGE, "--image IMAGE")
 
 
 def _add_variables(launch: Launch, text: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ddpjob.convert.bash import bash_syntax, run_by_bash
 from ddpjob.convert.chains import chooses, is_test, join_chains, may_fail
-from ddpjob.convert.expansions import without_defaults
+from ddpjob.convert.expansions import as_started, without_defaults
 from ddpjob.convert.folders import MOVES, Folders
 from ddpjob.convert.here_documents import rewrite
 from ddpjob.convert.launch import SHELLS, Launch, literals, read_command
@@ -30,7 +30,7 @@ from ddpjob.convert.shell import (
     without_redirections,
 )
 from ddpjob.convert.trainings import find_trainings, is_assignment, most_likely, rank_of
-from ddpjob.convert.variables import HOME, NO_HOME, WRITE_PATH, Variables
+from ddpjob.convert.variables import HOME, NO_HOME, SETS, WRITE_PATH, Variables
 from ddpjob.core.api.readers import SpecError, quoted
 
 # The current folder. A pod begins in the working directory, as the script did.
@@ -270,6 +270,8 @@ class Script:
             return
         if program == "set" and not is_after and self._set_options(words[1:]):
             return
+        if SETS.match(statement.text) and not is_after:
+            self.variables.forget(statement, defines=not self.keeps_rest)
         is_move = program in MOVES and not is_after
         reason = self._reason(statement)
         if is_move and self._is_below(words[1:]):
@@ -442,7 +444,10 @@ def read_shell_command(launch: Launch, words: list[str]) -> None:
             if rest:
                 launch.draft.drop(launch.path, rest, "they are arguments of the shell's text")
             stops = any(map(STOPS.fullmatch, words[1 : index + 1]))
-            _read_text(launch, unmark(words[index + 1]), f"{words[0]} -c", stops=stops)
+            text = unmark(words[index + 1])
+            if not launch.is_in_script:
+                text = as_started(text, literals(launch.draft))
+            _read_text(launch, text, f"{words[0]} -c", stops=stops)
             return
     raise SpecError(
         f"{launch.path}: {quoted(' '.join(words))} runs a script of the image, whose lines are not "

@@ -24,7 +24,11 @@ CLOSERS = {"fi", "done", "esac", "}"}
 PREFIXES = {"then", "do", "else", "!"}
 
 FUNCTION = re.compile(r"(\w+\s*\(\)|function\s+\w+(\s*\(\))?)\s*\{")
-HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*\\?(['\"]?)(\w+)\1")
+
+# The beginning of a `case`, and the pattern of one of its branches.
+CASE = re.compile(r"case\s.+?\sin(?:\s+|$)", re.DOTALL)
+BRANCH = re.compile(r"\(?[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*")
 REDIRECTION = re.compile(r"(\d*|&)(<<<|>>|>&|>\||<>|<&|>|<)(&?\d+|&?-|)")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
@@ -286,13 +290,16 @@ def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Stat
 
 def _depth(text: str) -> tuple[int, int]:
     """Return the numbers of blocks opened and closed by a statement."""
-    words = text.split()
+    case = CASE.match(text)
+    rest = text[case.end() :] if case else text
+    words = BRANCH.sub("", rest, count=1).split() if BRANCH.match(rest) else rest.split()
     while words and words[0] in PREFIXES:
         words = words[1:]
+    opens = 1 if case else 0
     if not words:
-        return 0, 0
+        return opens, 0
     is_function = FUNCTION.match(text) is not None
-    opens = int(words[0] in OPENERS or is_function)
+    opens += int(words[0] in OPENERS or is_function)
     # A whole function can stand in one line.
     closes = int(words[0] in CLOSERS or (is_function and text.endswith("}")))
     return opens, closes
@@ -324,7 +331,9 @@ class _Scanner:
             operator = self._to_operator()
             end = self.index - len(operator)
             commands.append(_unfolded(self.text[piece_start:end]))
-            if operator in JOINS:
+            # The text of a here-document begins after the end of the line.
+            is_within = HERE_DOCUMENT.search(self.text, start, end) and operator not in ("\n", "")
+            if operator in JOINS or is_within:
                 continue
             if any(commands):
                 yield self._statement(commands, start, end, operator)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.draft import Draft
-from ddpjob.convert.launch import LAUNCH, OWN_GPU
+from ddpjob.convert.launch import GPUS_OF_AMD, LAUNCH, NO_REGISTRY_IMAGE, OWN_GPU
 from ddpjob.convert.programs import WRAPPERS, is_prefix
 from ddpjob.convert.shell import VARIABLE, has_only_a_shell
 from ddpjob.core.api import names
@@ -35,7 +35,6 @@ ITS_IMAGE = "each pod has a container of its image, which it can write to"
 
 # The sockets of a node's GPUs, as in `gpu:a100:2(S:0-1)`.
 SOCKETS = re.compile(r"\([^)]*\)")
-
 
 # A kind of GPUs, as in `--gpus-per-node=a100`.
 KIND = re.compile(r"[A-Za-z][\w.-]*")
@@ -212,7 +211,7 @@ def _gpus(unit: str) -> Option:
             if kind:
                 why = "a pod asks for GPUs and not for a kind of them"
                 if kind[0].lower().startswith("mi"):
-                    why += "; those of AMD are amd.com/gpu in resources, not nvidia.com/gpu"
+                    why += f"; {GPUS_OF_AMD}"
                 request.draft.drop(path, kind[0], why, PLACES)
         if counts:
             request.gpus[unit] = sum(counts)
@@ -283,7 +282,8 @@ def _export(request: Request, value: str, path: str) -> None:
 
 
 def _no_requeue(request: Request, _value: str, path: str) -> None:
-    request.draft.set("failurePolicy.maxRestarts", 0, path)
+    # A flag of torchrun has its own restarts.
+    request.draft.set_default("failurePolicy.maxRestarts", 0, path)
     request.draft.set("failurePolicy.maxDisruptions", 0, path)
 
 
@@ -302,19 +302,19 @@ def _signal(request: Request, value: str, path: str) -> None:
 
 def _wait(request: Request, value: str, path: str) -> None:
     """Remark on the option, which has another meaning for sbatch than for srun."""
-    if "#SBATCH" in path:
-        Drop("sbatch waited for the end of the job", "ddpjob wait")(request, value, path)
-    else:
-        Drop(ENDS_TOGETHER)(request, value, path)
+    of_sbatch = Drop("sbatch waited for the end of the job", "ddpjob wait")
+    remark = of_sbatch if "#SBATCH" in path else Drop(ENDS_TOGETHER)
+    remark(request, value, path)
 
 
 def take_image(request: Request, value: str, path: str) -> None:
-    """Take the image of `--container-image`. enroot writes # for the first / in it."""
-    if value.startswith(("/", ".")) or value.endswith((".sqsh", ".sif")):
-        request.draft.drop(path, value, "it is a file of the Slurm cluster", "--image IMAGE")
+    """Take an image of a registry. enroot writes # for the first / in it, and may name a user."""
+    image = re.sub(r"^docker:(//)?(?:[^/#]*@(?=[^/#]+[/#]))?", "", value).replace("#", "/", 1)
+    is_file = value.startswith(("/", ".")) or value.endswith((".sqsh", ".sif"))
+    if is_file or "$" in image or "://" in image:
+        request.draft.drop(path, value, NO_REGISTRY_IMAGE, "--image IMAGE")
     else:
-        request.image = re.sub(r"^docker:(//)?", "", value).replace("#", "/", 1)
-        request.image_path = path
+        request.image, request.image_path = image, path
 
 
 def _workdir(request: Request, value: str, path: str) -> None:

@@ -38,11 +38,15 @@ EXPORT_OPTION = re.compile(r"-\w*x\w*")
 
 USED = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
-# A variable set in a loop, a condition or a function.
+# A variable set in a loop, a condition, a function or a calculation.
 SET_IN_BLOCK = re.compile(
     r"(?:^|[\s;&|({])"
-    r"(?:(export\s+)?([A-Za-z_]\w*)\+?=(?!=)|(?:for|select|read)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
+    r"(?:(export\s+)?([A-Za-z_]\w*)(?:\[[^\]]*\])?(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+)"
+    r"|(?:for|select|read|mapfile|readarray|printf)\s+(?:-\w+\s+)*([A-Za-z_]\w*))"
 )
+
+# A statement that sets variables without an assignment to read.
+SETS = re.compile(r"\(\(|(?:let|read|mapfile|readarray|printf\s+-v)\s|\w+\[")
 
 # Variables with the GPUs of a process, and Slurm's number of a task on its node.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -347,7 +351,8 @@ class Variables:
 
 def names_set_in(block: str) -> dict[str, bool]:
     """Return the variables set in a block, and whether it exports them."""
-    if block.startswith("(") or HERE_DOCUMENT.search(block):
+    is_subshell = block.startswith("(") and not block.startswith("((")
+    if is_subshell or HERE_DOCUMENT.search(block):
         return {}
     found: dict[str, bool] = {}
     for export, assigned, read in SET_IN_BLOCK.findall(block):
