@@ -251,11 +251,12 @@ def test_a_flag_of_torchrun_with_a_value_of_a_shell_is_dropped():
         ('"pre${X:="a b"}post"', ["prea bpost"]),
         ('${X:-"a b"}', ["a b"]),
         ("${X:-'a b'}", ["a b"]),
-        ("p${X:='a b'}q", ["pa bq"]),
         ("$'a\\tb'", ["a\tb"]),
         (r"$'it\'s \\e \d \e' c", ["it's \\e \\d \x1b", "c"]),
         ("\"$'x'\"", ["$'x'"]),
         ("$'\\x41\\u00e9 é $Y'", ["Aé é $Y"]),
+        (r"$'\x9|\u41\x4' $Y$'z'", ["\t|A\x04", "/yz"]),
+        (r"$'\xc3\xa9\101\?\cA' $'a\0b'", ["éA?\x01", "a"]),
     ],
 )
 def test_quotes_keep_the_words_of_an_array_and_of_a_default_together(word, args):
@@ -347,6 +348,7 @@ def test_eval_reads_its_words_as_a_shell_does(line, args, remark):
         ("export X=${X:-'/d e'}", "/d e"),
         ("export X=\"${X:-'/d'}\"", "'/d'"),
         ("export X=$'a\\nb'", "a\nb"),
+        ("export X=${X:-\"${Z:-'a b'}\"}", "'a b'"),
         ('A=(b "c d"); export X="${A[*]}"', "b c d"),
         ('A=(b "c d"); export X="<${A[@]}>"', "<b c d>"),
     ],

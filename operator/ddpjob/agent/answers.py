@@ -10,7 +10,7 @@ from .output import Output
 from .suspicion import Heartbeat
 from .times import Times
 
-# The most ranks in a state, and characters of torchrun's error: less than 4 KB in all.
+# The most ranks in a state, and characters of its error: less than 4 KB in all.
 RANKS = 48
 ERROR = 250
 

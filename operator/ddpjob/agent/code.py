@@ -46,7 +46,7 @@ def unpack_archive(path: Path, target: Path) -> None:
 
 
 def check(entries: list[ZipInfo]) -> None:
-    """Raise ValueError for an archive that is too large, or has links or files elsewhere.
+    """Raise ValueError for too large an archive, or for links or files elsewhere.
 
     `zipfile` writes no more bytes than an entry names.
     """

@@ -142,7 +142,12 @@ def read_line(zygote: socket.socket, woken: socket.socket) -> bytes:
     return line
 
 
-def request(zygote: socket.socket, kind: str, args: list[str], waits: int) -> None:
+def request(
+    zygote: socket.socket,
+    kind: str,
+    args: list[str],
+    waits: int,
+) -> None:
     """Send a request, with the standard streams and the pipe."""
     folder = os.open(os.environ[FOLDER], os.O_RDONLY)
     zygote.connect(socket_path(folder))

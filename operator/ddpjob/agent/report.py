@@ -24,9 +24,9 @@ BOX = " \t│┃╭╮╰╯─━┏┓┗┛"
 # Characters of a line of output in a report.
 LINE_LENGTH = 160
 
-# A SyntaxError, and its place in the output.
+# Errors with a place in the output.
 SYNTAX = ("SyntaxError", "IndentationError", "TabError")
-PLACE = re.compile(r'  File ".*?([^/"]+)", (line \d+)\n')
+PLACE = re.compile(r'  File "(?:[^"\n]*/)?([^/"\n]+)", (line \d+)\n')
 
 # Exit codes: of Python after an exception, of an aborted process, and of a process told to stop.
 EXCEPTION_CODE = 1
@@ -105,9 +105,9 @@ class Judge:
         """Return the report on a failed rank."""
         exit_code = last_words.exit_code
         exception = last_words.text or failure["exception"] or signal_name(exit_code)
-        places = PLACE.findall(rank.text())
-        if places and exception.startswith(SYNTAX):
-            exception += " ({}, {})".format(*places[-1])
+        if exception.startswith(SYNTAX):
+            for place in PLACE.findall(rank.text())[-1:]:
+                exception += " ({}, {})".format(*place)
         return {
             "cause": self.cause(last_words),
             "rank": failure["rank"],
@@ -261,12 +261,11 @@ def priority(found: tuple[Report, Stream, LastWords]) -> tuple[float, float]:
 
 
 def failed_at(stream: Stream, last_words: LastWords) -> float:
-    """Return when a process failed: at the exception that ended it, or at its end."""
+    """Return when a process failed: at its last exception, or at its end."""
     error = stream.exception
+    is_last = was_ending(stream, last_words.exit_code, stream)
     is_cause = last_words.text == error.text
-    if is_cause and was_ending(stream, last_words.exit_code, stream):
-        return error.time
-    return stream.ended
+    return error.time if is_last and is_cause else stream.ended
 
 
 def ended_early(stream: Stream, report: Report) -> Report:

@@ -5,7 +5,7 @@ the difference until the job is complete, after the quotes have gone.
 """
 
 import re
-import shlex
+import sys
 from typing import Any
 
 # An escaped character, or a text in quotes. A default in `"${NAME:-"default"}"` has its own quotes.
@@ -18,9 +18,15 @@ QUOTED = re.compile(
 # A text in bash's quotes, with the escapes of C.
 ANSI_C = re.compile(rf"\$'((?:\\.|[^'\\])*)'|{QUOTED.pattern}", re.DOTALL)
 
-# An escape in it, and the letters after the backslash that mean the same in Python.
-ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-OF_PYTHON = "abfnrtvxuU01234567\\'\""
+# An escape in it, and the characters of those with one letter.
+ESCAPE = re.compile(
+    r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL
+)
+OF_ESCAPES = {
+    **dict(zip("abefnrtv", "\a\b\x1b\f\n\r\t\v", strict=True)),
+    **{one: one for one in "\\'\"?"},
+    "E": "\x1b",
+}
 
 # Characters with a meaning for a shell outside of quotes.
 SPECIAL = "$`~*{<>"
@@ -62,7 +68,8 @@ def unmark_all(value: Any) -> Any:
 def _mark_quoted(found: re.Match[str]) -> str:
     text = found[0]
     if found[1] is not None:
-        return shlex.quote(_without_escapes(found[1])).translate(MARKS)
+        quoted = _without_escapes(found[1]).replace("'", "'\"'\"'")
+        return f"'{quoted}'".translate(MARKS)
     if text[0] == "'":
         return text.translate(MARKS)
     if text[0] == "\\":
@@ -75,17 +82,26 @@ def _mark_quoted(found: re.Match[str]) -> str:
 
 
 def _without_escapes(text: str) -> str:
-    """Return a text with the characters of its escapes."""
-    escaped = ESCAPE.sub(_as_in_python, text)
-    try:
-        return escaped.encode("latin-1", "backslashreplace").decode("unicode_escape")
-    except UnicodeDecodeError:
-        return text
+    """Return a text with the characters of its escapes, as bash reads them. NUL ends the text."""
+    found, _, _ = ESCAPE.sub(_character, text).partition("\0")
+    return found.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _as_in_python(escape: re.Match[str]) -> str:
-    """Return an escape for Python. One that bash does not know is a backslash and a letter."""
-    letter = escape[1]
-    if letter in OF_PYTHON:
-        return escape[0]
-    return r"\x1b" if letter in "eE" else rf"\\{letter}"
+def _character(escape: re.Match[str]) -> str:
+    """Return the character of an escape, or a byte of one. One that bash does not know stays."""
+    letter, digits = escape[1][0], escape[1][1:]
+    if letter in OF_ESCAPES:
+        return OF_ESCAPES[letter]
+    if letter in "uU" and digits:
+        return chr(min(int(digits, 16), sys.maxunicode))
+    if letter == "c" and digits:
+        return chr(ord(digits) & 0x1F)
+    if letter == "x" and digits:
+        return _byte(int(digits, 16))
+    if letter in "01234567":
+        return _byte(int(escape[1], 8) & 0xFF)
+    return escape[0]
+
+
+def _byte(number: int) -> str:
+    return bytes([number]).decode(errors="surrogateescape")

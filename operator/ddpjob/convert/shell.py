@@ -148,7 +148,8 @@ def split_words(text: str) -> list[str]:
         end = expansion.end() if expansion else substitution_end(text, index)
         if end > index:
             span = text[index:end]
-            spans.append(span if quote else LITERAL_DEFAULT.sub(r"\1\2}", span))
+            has_literal = expansion and not quote and '"' not in span
+            spans.append(LITERAL_DEFAULT.sub(r"\1\2}", span) if has_literal else span)
             marked += MARK
         else:
             is_escape = text[index] == "\\" and quote != "'"

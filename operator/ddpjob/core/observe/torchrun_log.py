@@ -60,7 +60,7 @@ SCRIPT_MISSING = re.compile(
 # The last output of Hydra after a mistake in a configuration. It ends with advice.
 HYDRA = re.compile(
     r"^((?:Could not (?:override|append|delete)|Cannot find primary|Primary config|In '.*': Could"
-    r"|You must specify|Error (?:in call|instantiating|locating|merging)|Ambiguous|Missing|Key '"
+    r"|You must specify|Error (?:in call|instantiating|locating|merging)|Ambiguous|Missing m|Key '"
     r"|no viable|mismatched).*(?:(?<=:)\n.*)?)\n(?:.*\n){0,20}?\n"
     r"Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace\.\s*\Z",
     re.MULTILINE,
