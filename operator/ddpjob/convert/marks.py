@@ -5,7 +5,6 @@ the difference until the job is complete, after the quotes have gone.
 """
 
 import re
-import sys
 from typing import Any
 
 # An escaped character, or a text in quotes. A default in `"${NAME:-"default"}"` has its own quotes.
@@ -22,6 +21,7 @@ ANSI_C = re.compile(rf"\$'((?:\\.|[^'\\])*)'|{QUOTED.pattern}", re.DOTALL)
 ESCAPE = re.compile(
     r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL
 )
+LAST_CHARACTER = 0x10FFFF
 OF_ESCAPES = {
     **dict(zip("abefnrtv", "\a\b\x1b\f\n\r\t\v", strict=True)),
     **{one: one for one in "\\'\"?"},
@@ -93,7 +93,7 @@ def _character(escape: re.Match[str]) -> str:
     if letter in OF_ESCAPES:
         return OF_ESCAPES[letter]
     if letter in "uU" and digits:
-        return chr(min(int(digits, 16), sys.maxunicode))
+        return chr(min(int(digits, 16), LAST_CHARACTER))
     if letter == "c" and digits:
         return chr(ord(digits) & 0x1F)
     if letter == "x" and digits:
