@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Pod:
         folder: Path,
         script: str = "",
         *,
-        command: list[str] | None = None,
+        command: Sequence[str] = TORCHRUN,
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
@@ -77,8 +77,6 @@ class Pod:
                 text = shortened(text, "ORDER_SECONDS = 10.0", "SILENT_SECONDS = 10.0")
             (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
-        if command is None:
-            command = TORCHRUN
         self.options = agent_options(folder, command=command, **options)
         self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None

@@ -13,7 +13,7 @@ from ddpjob.core.agent_files import WORDS, agent_files
 
 from .test_reports import FOLLOWER, TRACEBACK, fail
 
-# What Hydra 1.4 writes of mistakes in a configuration.
+# What Hydra 1.3.8 writes of mistakes in a configuration.
 ADVICE = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
 WARNING = "/app/train.py:2: UserWarning: In 'config': no `_self_`.\n  warnings.warn(msg)\n"
 NOT_IN_STRUCT = WARNING + (

@@ -182,13 +182,13 @@ async def test_an_object_of_a_kind_that_is_not_served_is_not_gone(apiserver, clu
     read = Request(Verb.GET, WORKLOADS, cluster.namespace, "digits")
     kinds = ReadDocument(WORKLOADS.api)
     try:
-        assert await api.read(read) is None
+        assert not await api.read(read)
         assert await api.read(kinds)
         serve_kueue(apiserver, is_served=False)
         with pytest.raises(ApiError, match="404 page not found"):
             await api.read(read)
         apiserver.wait_for(lambda: apiserver.request("GET", f"/{WORKLOADS.api}").code == 404)
-        assert await api.read(kinds) is None
+        assert not await api.read(kinds)
     finally:
         serve_kueue(apiserver, is_served=True)
         await api.close()

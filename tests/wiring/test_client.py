@@ -38,7 +38,7 @@ async def test_an_error_has_the_message_of_the_api_server(fake, api):
 )
 async def test_only_the_api_server_says_that_an_object_is_gone(fake, api, reason, message):
     read = Request(Verb.GET, JOBS, "ml", "digits")
-    assert await api.read(read) is None
+    assert not await api.read(read)
     fake.fault("GET", ".*/ddpjobs/digits", refusal(404, reason, message))
     with pytest.raises(ApiError) as caught:
         await api.read(read)

@@ -8,7 +8,8 @@ import re
 # The first line of a here-document up to its delimiter, its text, and a `)` after it. A document
 # within another one is part of its text.
 DOCUMENT = re.compile(
-    r"^(?![ \t]*\#)(?P<before>[^\n]*?)(?<!<)<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
+    r"^(?![ \t]*\#)(?P<before>[^\n]*?)(?<!<)<<-?[ \t]*"
+    r"(?P<escape>\\?)(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
     r"(?P<rest>[^\n]*)\n(?P<text>.*?\n|)[ \t]*(?P=end)[ \t]*(?=\n|$)(?P<close>(?:\n[ \t]*\)\"?)?)",
     re.DOTALL | re.MULTILINE,
 )
@@ -61,7 +62,7 @@ def _rewritten(document: re.Match[str]) -> str:
         found, tail = cat, ""
     else:
         return document[0]
-    if document["quote"] or "<<\\" in document[0].replace(" ", ""):
+    if document["quote"] or document["escape"]:
         quoted = "'" + value.replace("'", "'\\''") + "'"
     elif QUOTE_IN_EXPANSION.search(value):
         return document[0]
